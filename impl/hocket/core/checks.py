@@ -1,0 +1,81 @@
+"""One way to refuse bad input: name the field, the value and the allowed range."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index
+
+
+def require_int(field: str, value: object, low: int, high: int | None = None) -> int:
+    """Return `value` if it is an int in `[low, high]`, else raise `ValueError`.
+
+    `bool`, floats (integral ones too) and every other type are refused: `True` seats or `2.0` blocks
+    are always a mistake further up.
+    """
+    allowed = f"an int >= {low}" if high is None else f"an int in [{low}, {high}]"
+    if type(value) is not int:
+        raise ValueError(f"{field} must be {allowed}, got {value!r} of type {type(value).__name__}")
+    if value < low or (high is not None and value > high):
+        raise ValueError(f"{field} must be {allowed}, got {value!r}")
+    return value
+
+
+def require_optional_int(field: str, value: object, low: int) -> None:
+    """As `require_int`, but None is allowed."""
+    if value is not None:
+        require_int(f"{field} (if not None)", value, low)
+
+
+def require_bool(field: str, value: object) -> None:
+    """Raise `ValueError` unless `value` is True or False."""
+    if type(value) is not bool:
+        raise ValueError(f"{field} must be True or False, got {value!r} of type {type(value).__name__}")
+
+
+def require_number(field: str, value: object, low: float, high: float | None = None) -> None:
+    """Raise `ValueError` unless `value` is an int or a finite float in `[low, high]`; bools are refused."""
+    allowed = f"a number >= {low}" if high is None else f"a number in [{low}, {high}]"
+    if type(value) not in (int, float):
+        raise ValueError(f"{field} must be {allowed}, got {value!r} of type {type(value).__name__}")
+    assert isinstance(value, (int, float))
+    # `not (low <= value)` also refuses NaN.
+    if not (low <= value < float("inf")) or (high is not None and value > high):
+        raise ValueError(f"{field} must be {allowed}, got {value!r}")
+
+
+def require_str(field: str, value: object) -> str:
+    """Return `value` if it is a non-empty string, else raise `ValueError`."""
+    if type(value) is not str or not value:
+        raise ValueError(f"{field} must be a non-empty string, got {value!r}")
+    return value
+
+
+def token_tuple(field: str, values: object, max_token_id: int = 2**31 - 1) -> tuple[int, ...]:
+    """Return `values` as a tuple of plain ints in `[0, max_token_id]`, else raise `ValueError`.
+
+    NumPy integers are taken (tokenizers hand them out); bools, floats and strings are not.
+    """
+    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+        raise ValueError(f"{field} must be a sequence of token ids, got {values!r}")
+    out: list[int] = []
+    for position, token in enumerate(values):
+        try:
+            if isinstance(token, bool) or type(token).__name__ in ("bool", "bool_"):
+                raise TypeError
+            value = index(token)
+        except TypeError:
+            raise ValueError(
+                f"{field}[{position}] must be an int in [0, {max_token_id}], "
+                f"got {token!r} of type {type(token).__name__}"
+            ) from None
+        if not 0 <= value <= max_token_id:
+            raise ValueError(f"{field}[{position}] must be an int in [0, {max_token_id}], got {value}")
+        out.append(value)
+    return tuple(out)
+
+
+def require_unique(field: str, names: Sequence[str]) -> None:
+    """Raise `ValueError` if a name stands twice in `names`."""
+    for position, name in enumerate(names):
+        if name in names[:position]:
+            raise ValueError(f"{field} must be unique, got {name!r} twice")
