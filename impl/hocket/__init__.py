@@ -49,7 +49,21 @@ _HOME_WITH_TORCH = {
     "LLM": "hocket.engine.llm",
 }
 
-__all__ = ["__version__", *_HOME]
+__all__ = [
+    "KVCacheConfig",
+    "KVGroupSpec",
+    "ModelRunnerOutput",
+    "Phase",
+    "Request",
+    "RequestOutput",
+    "SamplingParams",
+    "Scheduler",
+    "SchedulerConfig",
+    "SchedulerError",
+    "SchedulerOutput",
+    "__version__",
+    "validate_packed_prefill",
+]
 
 
 def __getattr__(name: str) -> Any:
