@@ -1,7 +1,7 @@
 """hocket: a formally specified, starvation-free phase scheduler and runner for LLM serving.
 
 Every public name is loaded on first use, so that `import hocket` costs next to nothing and brings in neither
-torch nor a server. `LLM`, `Engine` and `AsyncEngine` need the extra `model`; everything else needs NumPy at most.
+torch nor a server. `LLM`, `Engine` and `AsyncEngine` need the extra `model`, all else NumPy at most.
 """
 
 from importlib import import_module
@@ -42,7 +42,8 @@ _HOME = {
     "validate_packed_prefill": "hocket.runner.packed",
 }
 
-# As above, for the names whose modules need torch. They are no part of `from hocket import *`: it works without torch.
+# As above, for the names whose modules need torch. `from hocket import *` works without it,
+# and so leaves them out.
 _HOME_WITH_TORCH = {
     "AsyncEngine": "hocket.engine.async_engine",
     "Engine": "hocket.engine.engine",

@@ -5,14 +5,15 @@ A command module has two functions:
 * `add_arguments(parser: argparse.ArgumentParser) -> None` declares its flags;
 * `run(args: argparse.Namespace) -> int` does the work and returns the exit status.
 
-It is imported only when its command is asked for, so it may import torch at its top. `hocket --help` imports none.
+It is imported only when its command is asked for, so it may import torch at its top; `hocket --help`
+imports none.
 """
 
 from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """One subcommand: what the user types, the line that `hocket --help` shows, and the module that does it."""
+    """One subcommand: what the user types, the line of `hocket --help`, and the module that does it."""
 
     name: str
     summary: str

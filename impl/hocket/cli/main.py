@@ -1,7 +1,7 @@
 """Entry point of the `hocket` command: parse, import the one command asked for, run it.
 
-Exit status: what the command returns (0 = success, 1 = it ran and its verdict is no), 2 for bad usage or a missing
-optional dependency, 130 after Ctrl-C.
+Exit status: what the command returns (0 = success, 1 = it ran and its verdict is no), 2 for bad usage or a
+missing optional dependency, 130 after Ctrl-C.
 """
 
 import argparse

@@ -1,0 +1,51 @@
+"""constraints.txt pins exactly what is installed, and pyproject.toml carries ranges only."""
+
+import re
+import sys
+import tomllib
+from importlib.metadata import distributions
+from pathlib import Path
+
+from tests.quality.sources import ROOT
+
+# The tools that make an environment before anything is installed into it.
+SEEDS = {"pip", "setuptools", "hocket"}
+
+
+def normal(name: str) -> str:
+    """One spelling for names that are equal to package managers."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins() -> dict[str, str]:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    return {normal(name): version for name, version in (line.split("==") for line in lines)}
+
+
+def test_everything_installed_is_pinned() -> None:
+    pinned = pins()
+    found = {}
+    for distribution in distributions(path=[p for p in sys.path if Path(p).is_relative_to(sys.prefix)]):
+        name = normal(distribution.metadata["Name"])
+        installed = distribution.version.partition("+")[0]  # without the build's local label, such as +cpu
+        if name not in SEEDS and pinned.get(name) != installed:
+            found[name] = (pinned.get(name), installed)
+    assert found == {}, "name: (pinned, installed)"
+
+
+def test_torch_is_the_tested_one() -> None:
+    assert pins()["torch"] == "2.13.0"
+
+
+def test_metadata_carries_ranges() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    requirements = [
+        *project["dependencies"],
+        *(r for extra in project["optional-dependencies"].values() for r in extra),
+    ]
+    assert not [r for r in requirements if "==" in r.partition(";")[0]]
+    assert all(">=" in r for r in requirements if not r.startswith("hocket["))
+
+
+def test_constraints_name_no_host() -> None:
+    assert not re.search(r"https?:|--|@", (ROOT / "constraints.txt").read_text())
