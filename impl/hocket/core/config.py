@@ -1,4 +1,7 @@
-"""Configuration: frozen, checked at construction, every bad value a `ValueError` with field, value and range."""
+"""Configuration.
+
+Frozen, checked at construction, every bad value a `ValueError` with field, value and range.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ from hocket.core.checks import (
 
 
 class WaitingBound(NamedTuple):
-    """Upper bounds that the scheduler keeps, in `schedule()` calls with room in the pipeline (DESIGN L1, L4, L7)."""
+    """Upper bounds that the scheduler keeps, in `schedule()` calls with room in the pipeline (DESIGN L1, L4,
+    L7).
+    """
 
     prefill: int
     """How often prefill can be passed over while serviceable, between two prefill dispatches."""
@@ -34,9 +39,10 @@ class WaitingBound(NamedTuple):
 class KVGroupSpec:
     """One KV cache group: a set of layers whose cache rows share block tables.
 
-    `block_size` is in source tokens. `window=None` keeps the full history; an int keeps the last `window` tokens
-    (blocks wholly older are returned once the progress that outdates them is processed). A group has its own pool of
-    `num_blocks` usable blocks, or draws on the shared pool named `pool`; exactly one of the two is given.
+    `block_size` is in source tokens. `window=None` keeps the full history; an int keeps the last `window`
+    tokens (blocks wholly older are returned once the progress that outdates them is processed). A group has
+    its own pool of `num_blocks` usable blocks, or draws on the shared pool named `pool`; exactly one of the
+    two is given.
     """
 
     name: str
@@ -71,9 +77,12 @@ class KVCacheConfig:
     pools: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        groups = tuple(self.groups) if isinstance(self.groups, (list, tuple)) else ()
+        given: object = self.groups
+        groups = tuple(given) if isinstance(given, (list, tuple)) else ()
         if not groups or not all(isinstance(g, KVGroupSpec) for g in groups):
-            raise ValueError(f"KVCacheConfig.groups must be a non-empty sequence of KVGroupSpec, got {self.groups!r}")
+            raise ValueError(
+                f"KVCacheConfig.groups must be a non-empty sequence of KVGroupSpec, got {self.groups!r}"
+            )
         object.__setattr__(self, "groups", groups)
         require_unique("KVCacheConfig.groups names", [g.name for g in groups])
         if not isinstance(self.pools, Mapping):
@@ -86,15 +95,19 @@ class KVCacheConfig:
         for group in groups:
             if group.pool is not None and group.pool not in self.pools:
                 raise ValueError(
-                    f"KVGroupSpec({group.name!r}).pool must be one of the pools {sorted(self.pools)}, got {group.pool!r}"
+                    f"KVGroupSpec({group.name!r}).pool must be one of the pools {sorted(self.pools)}, "
+                    f"got {group.pool!r}"
                 )
             if group.pool is None and group.name in self.pools:
                 raise ValueError(
-                    f"KVCacheConfig.pools must not be named like a group with a pool of its own, got {group.name!r}"
+                    "KVCacheConfig.pools must not be named like a group with a pool of its own, "
+                    f"got {group.name!r}"
                 )
         for name in self.pools:
             if name not in used:
-                raise ValueError(f"KVCacheConfig.pools[{name!r}] must be used by a group, got no group that names it")
+                raise ValueError(
+                    f"KVCacheConfig.pools[{name!r}] must be used by a group, got no group that names it"
+                )
 
     def __reduce__(self) -> tuple[type[KVCacheConfig], tuple[tuple[KVGroupSpec, ...], dict[str, int]]]:
         """Pickle by value: a mapping proxy cannot be pickled."""
@@ -102,7 +115,10 @@ class KVCacheConfig:
 
     @property
     def pool_blocks(self) -> dict[str, int]:
-        """Usable blocks of every pool: own pools under their group's name, in group order, shared ones at first use."""
+        """Usable blocks of every pool.
+
+        Own pools under their group's name, in group order, shared ones at first use.
+        """
         blocks: dict[str, int] = {}
         for group in self.groups:
             if group.pool is not None:
@@ -121,7 +137,8 @@ class KVCacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Every knob of the scheduler. Token counts are per step; `async_depth` is the number of unprocessed dispatches.
+    """Every knob of the scheduler. Token counts are per step; `async_depth` is the number of unprocessed
+    dispatches.
 
     max_num_seqs: running requests at most (both phases together).
     max_num_batched_tokens: tokens of one dispatch at most; a decode row with drafts counts 1 + drafts.

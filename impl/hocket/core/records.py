@@ -42,15 +42,18 @@ class BlockIdsByGroup(Mapping[str, tuple[int, ...]]):
 class SchedulerOutput:
     """One `schedule()` call's decision: everything that engine and runner must do, row by row.
 
-    An empty output has `step_id` and `phase` None and no rows; it holds no place in the pipeline and is never passed to
-    `update_from_output`, but its notices count. Rows of one output are all of `phase`.
+    An empty output has `step_id` and `phase` None and no rows; it holds no place in the pipeline and is never
+    passed to `update_from_output`, but its notices count. Rows of one output are all of `phase`.
 
-    request_ids, epochs: whose row it is, and of which incarnation; a result row is stale if the epoch has ended.
-    num_computed_tokens: tokens before the step: the chunk start, or for decode the (optimistic) position of the row.
+    request_ids, epochs: whose row it is, and of which incarnation; a result row is stale if the epoch has
+    ended.
+    num_computed_tokens: tokens before the step: the chunk start, or for decode the (optimistic) position of
+    the row.
     num_scheduled_tokens: the chunk length, or 1 + drafts.
     samples: whether the row produces a token (all decode rows; of prefill rows the one that ends the replay).
     lookahead_token_ids: for a non-final chunk the token that follows it (for MTP), else None.
-    new_block_ids: per group the ids added to the row's table since its last row; a new or resumed row's whole table.
+    new_block_ids: per group the ids added to the row's table since its last row; a new or resumed row's whole
+    table.
     preempted_request_ids, finished_request_ids: ended epochs to drop *before* the rows are looked at.
     resumed_request_ids: those of the rows that start a re-admitted request again from token 0.
     """
@@ -83,8 +86,8 @@ class SchedulerOutput:
 class ModelRunnerOutput:
     """The result of one dispatch: per row the sampled tokens.
 
-    Empty for a non-final chunk, exactly one token for a final chunk, 1 to `num_scheduled_tokens` for a decode row
-    (accepted drafts plus one). A stale row may carry fewer, down to none.
+    Empty for a non-final chunk, exactly one token for a final chunk, 1 to `num_scheduled_tokens` for a decode
+    row (accepted drafts plus one). A stale row may carry fewer, down to none.
     """
 
     step_id: int

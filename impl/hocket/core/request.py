@@ -10,7 +10,8 @@ from hocket.core.checks import require_bool, require_int, require_number, requir
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample and when to stop. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1.0 switch the filter off.
+    """How to sample and when to stop. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1.0 switch the filter
+    off.
 
     max_tokens: output tokens at most (cut to max_model_len - prompt by the scheduler).
     min_tokens: before so many outputs neither EOS nor a stop token ends the request.
@@ -43,7 +44,8 @@ class SamplingParams:
         require_number("min_p", self.min_p, 0.0, 1.0)
         if self.seed is not None:
             require_int("seed (if not None)", self.seed, 0, 2**64 - 1)
-        if isinstance(self.stop, str) or not isinstance(self.stop, Sequence):
+        stop: object = self.stop
+        if isinstance(stop, str) or not isinstance(stop, Sequence):
             raise ValueError(f"stop must be a sequence of non-empty strings, got {self.stop!r}")
         for position, text in enumerate(self.stop):
             require_str(f"stop[{position}]", text)
@@ -56,7 +58,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. `priority`: smaller is more senior; ties go by arrival. The id must be unique among live requests."""
+    """One request.
+
+    `priority`: smaller is more senior; ties go by arrival. The id must be unique among live requests.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -68,11 +73,14 @@ class Request:
         require_str("request_id", self.request_id)
         prompt = token_tuple(f"request {self.request_id!r}: prompt_token_ids", self.prompt_token_ids)
         if not prompt:
-            raise ValueError(f"request {self.request_id!r}: prompt_token_ids must hold at least 1 token, got 0")
+            raise ValueError(
+                f"request {self.request_id!r}: prompt_token_ids must hold at least 1 token, got 0"
+            )
         object.__setattr__(self, "prompt_token_ids", prompt)
         if not isinstance(self.sampling_params, SamplingParams):
             raise ValueError(
-                f"request {self.request_id!r}: sampling_params must be SamplingParams, got {self.sampling_params!r}"
+                f"request {self.request_id!r}: sampling_params must be SamplingParams, "
+                f"got {self.sampling_params!r}"
             )
         require_int(f"request {self.request_id!r}: priority", self.priority, -(2**63), 2**63 - 1)
         if self.eos_token_id is not None:

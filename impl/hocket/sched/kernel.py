@@ -1,0 +1,300 @@
+"""Every decision of the scheduler, as pure and total functions over ints, bools, tuples and NamedTuples.
+
+The shell (planner, ledger, scheduler) keeps containers and identities; what to do it asks here. The functions
+are kept so plain (no `is`, no isinstance, no f-strings, dicts, sets or floats: a lint checks it) because the
+very functions that ship are also executed symbolically by the proofs. They return codes and numbers; messages
+are made elsewhere.
+
+Vocabulary: *computed* is scheduled (optimistic) progress in tokens, *processed* is progress whose results are
+in. A *vector* is a tuple with one block count per pool.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+NO_PHASE = 0
+PREFILL = 1
+DECODE = 2
+
+GOES_ON = 0
+ENDS_BY_STOP = 1
+ENDS_BY_LENGTH = 2
+
+Vector = tuple[int, ...]
+
+
+class Turn(NamedTuple):
+    """Whose turn it is: the owed phase, and how many steps of it this turn has had."""
+
+    owed: int
+    steps: int
+
+
+class Group(NamedTuple):
+    """Geometry of one KV cache group.
+
+    Source tokens per block, window in source tokens (0: full history), pool index.
+    """
+
+    block_size: int
+    window: int
+    pool: int
+
+
+class Progress(NamedTuple):
+    """A request's counters that a result changes."""
+
+    computed: int
+    processed: int
+    placeholders: int
+
+
+# --- Phase choice (L1, L2) ------------------------------------------------------------------------
+
+
+def other_phase(phase: int) -> int:
+    """The phase that is not `phase`."""
+    return PREFILL if phase == DECODE else DECODE
+
+
+def choose_phase(owed: int, owed_serviceable: bool, other_serviceable: bool) -> int:
+    """The owed phase if it is serviceable, else the other one in the same call, else none."""
+    if owed_serviceable:
+        return owed
+    if other_serviceable:
+        return other_phase(owed)
+    return NO_PHASE
+
+
+def turn_after(turn: Turn, ran: int, prefill_steps: int, decode_steps: int) -> Turn:
+    """Only a dispatch of the owed phase counts.
+
+    A fallback and an empty output change nothing, so nobody saves credit.
+    """
+    if ran != turn.owed:
+        return turn
+    steps = turn.steps + 1
+    if steps >= (prefill_steps if turn.owed == PREFILL else decode_steps):
+        return Turn(other_phase(turn.owed), 0)
+    return Turn(turn.owed, steps)
+
+
+# --- Row lengths (S9), fixed before blocks are looked at ------------------------------------------
+
+
+def output_limit(max_tokens: int, max_model_len: int, prompt_len: int) -> int:
+    """Output tokens that a request may have: `max_tokens` cut to what the model length leaves."""
+    return min(max_tokens, max_model_len - prompt_len)
+
+
+def runnable_phase(computed: int, replay_len: int, allowed: int) -> int:
+    """The phase in which a running request has tokens left: its replay first, then outputs, else none."""
+    if computed < replay_len:
+        return PREFILL
+    return DECODE if allowed > 0 else NO_PHASE
+
+
+def chunk_len(computed: int, replay_len: int, chunk_size: int, budget_left: int, alignment: int) -> int:
+    """min(chunk size, remaining, budget left).
+
+    The end of a non-final chunk is floored to the alignment (maybe to 0).
+    """
+    remaining = replay_len - computed
+    length = min(chunk_size, remaining, budget_left)
+    if length == remaining:
+        return length
+    return max(0, length - (computed + length) % alignment)
+
+
+def decode_len(allowed: int, drafts: int) -> int:
+    """One token plus drafts, never more than the request may still emit (no phantom step)."""
+    return 1 + min(drafts, allowed - 1)
+
+
+def row_samples(phase: int, end: int, replay_len: int) -> bool:
+    """Every decode row produces a token.
+
+    Of the prefill rows only the one that reaches the end of the replay.
+    """
+    return phase == DECODE or end >= replay_len
+
+
+def reserved_tokens(phase: int, length: int, samples: bool) -> int:
+    """Placeholders of a row: as many tokens as it may emit."""
+    if phase == DECODE:
+        return length
+    return 1 if samples else 0
+
+
+# --- Blocks: one formula for refusal, admission, reservation and growth (S5) ----------------------
+
+
+def columns_for(tokens: int, block_size: int) -> int:
+    """Block table columns that hold `tokens` tokens."""
+    return -(-tokens // block_size)
+
+
+def new_columns(end: int, block_size: int, columns: int) -> int:
+    """Columns to add to a table of `columns` so that it covers `end` tokens."""
+    return max(0, columns_for(end, block_size) - columns)
+
+
+def outdated_columns(processed: int, window: int, block_size: int, columns: int) -> int:
+    """Leading columns wholly older than the window of *processed* progress.
+
+    No row still to be dispatched reads them.
+    """
+    if window == 0:
+        return 0
+    return min(columns, max(0, processed - window) // block_size)
+
+
+def blocks_at(group: Group, start: int, reach: int, total: int) -> int:
+    """Blocks that a group holds when a row of up to `reach` tokens starts at `start`, of a request of `total`
+    tokens.
+    """
+    kept = columns_for(min(start + reach, total), group.block_size)
+    return kept - outdated_columns(start, group.window, group.block_size, kept)
+
+
+def capacity_need(groups: tuple[Group, ...], total: int, reach: int, period: int) -> int:
+    """Blocks of one pool that a request of `total` tokens needs at most at once, over its `groups` of that
+    pool.
+
+    max over 0 <= q < total of sum of `blocks_at(q)`. Later starts than total - reach only return blocks, and
+    moving q by `period` (a multiple of the windowed groups' block sizes) never needs fewer, so one period is
+    enough to look at.
+    """
+    last = max(0, total - reach)
+    return max(
+        sum(blocks_at(group, start, reach, total) for group in groups)
+        for start in range(max(0, last - period + 1), last + 1)
+    )
+
+
+def outstanding(promise: int, held: int) -> int:
+    """Blocks promised but not yet held."""
+    return max(0, promise - held)
+
+
+def add(a: Vector, b: Vector) -> Vector:
+    """Sum of two vectors."""
+    return tuple(x + y for x, y in zip(a, b, strict=True))
+
+
+def subtract(a: Vector, b: Vector) -> Vector:
+    """Difference of two vectors."""
+    return tuple(x - y for x, y in zip(a, b, strict=True))
+
+
+def fits(ask: Vector, available: Vector) -> bool:
+    """Whether what is asked of each pool is there.
+
+    A pool of which nothing is asked stops nobody, however short it is.
+    """
+    return all(want == 0 or want <= have for want, have in zip(ask, available, strict=True))
+
+
+def admission_ask(promise: Vector, first_row: Vector, watermark: Vector, anything_runs: bool) -> Vector:
+    """What an admission asks for.
+
+    Its promise or its first row, and on top the watermark, waived when nothing runs.
+    """
+    return tuple(
+        max(p, r) + (w if anything_runs and max(p, r) > 0 else 0)
+        for p, r, w in zip(promise, first_row, watermark, strict=True)
+    )
+
+
+# --- Preemption (L6) and hold ---------------------------------------------------------------------
+
+
+def helps(gain: Vector, need: Vector, within: Vector) -> bool:
+    """Whether a victim shares a scarce pool: one in which `need` exceeds what is `within` reach."""
+    return any(want > have and more > 0 for want, have, more in zip(need, within, gain, strict=True))
+
+
+def designate(need: Vector, within: Vector, gains: tuple[Vector, ...]) -> tuple[int, ...]:
+    """Indices of `gains` (of strict juniors, most junior first) that cover `need` together with `within`; ()
+    if none do.
+
+    From the most junior upward, then superfluous ones are dropped, most senior first: no proper subset
+    suffices.
+    """
+    chosen: tuple[int, ...] = ()
+    covered = within
+    for index, gain in enumerate(gains):
+        if fits(need, covered):
+            break
+        if helps(gain, need, within):
+            chosen = (*chosen, index)
+            covered = add(covered, gain)
+    if not fits(need, covered):
+        return ()
+    for index in reversed(chosen):
+        without = subtract(covered, gains[index])
+        if fits(need, without):
+            chosen = tuple(i for i in chosen if i != index)
+            covered = without
+    return chosen
+
+
+def may_admit(rows_in_flight: int, running: int, max_num_seqs: int) -> bool:
+    """Drained (S3) and a seat free (S9)."""
+    return rows_in_flight == 0 and running < max_num_seqs
+
+
+# --- In flight (S2, S6, S8) -----------------------------------------------------------------------
+
+
+def is_current(row_epoch: int, request_epoch: int, running: bool) -> bool:
+    """A result row counts only if its epoch is the request's and has not ended."""
+    return running and row_epoch == request_epoch
+
+
+def write_start(phase: int, start: int, prompt_len: int, outputs: int) -> int:
+    """First token that an in-flight row can write.
+
+    Rejected earlier drafts move a decode row below its planned start.
+    """
+    return start if phase == PREFILL else prompt_len + outputs - 1
+
+
+def writes_column(column: int, block_size: int, first_token: int, end: int) -> bool:
+    """Whether a row that writes tokens [first_token, end) touches block table column `column`."""
+    return first_token // block_size <= column < columns_for(end, block_size)
+
+
+def certain_progress(phase: int, length: int) -> int:
+    """Tokens by which the processed progress certainly grows when an in-flight row is processed."""
+    return length if phase == PREFILL else 1
+
+
+def progress_scheduled(progress: Progress, length: int, reserved: int) -> Progress:
+    """Effect of dispatching a row."""
+    return Progress(progress.computed + length, progress.processed, progress.placeholders + reserved)
+
+
+def progress_chunk_processed(progress: Progress, length: int, reserved: int) -> Progress:
+    """Effect of a prefill row's result."""
+    return Progress(progress.computed, progress.processed + length, progress.placeholders - reserved)
+
+
+def progress_decode_processed(progress: Progress, length: int, accepted: int) -> Progress:
+    """Effect of a decode row's result: the rejected part of the row goes back."""
+    return Progress(
+        progress.computed - (length - accepted),
+        progress.processed + accepted,
+        progress.placeholders - length,
+    )
+
+
+def end_after_token(outputs: int, limit: int, min_tokens: int, ends_text: bool) -> int:
+    """Whether a request ends with this token, its `outputs`-th (counted from 1).
+
+    A stop counts before the length does.
+    """
+    if ends_text and outputs >= min_tokens:
+        return ENDS_BY_STOP
+    return ENDS_BY_LENGTH if outputs >= limit else GOES_ON

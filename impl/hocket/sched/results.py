@@ -1,0 +1,63 @@
+"""Checks of a step's result before anything is applied."""
+
+from __future__ import annotations
+
+from hocket.core.checks import token_tuple
+from hocket.core.errors import StepOrderError
+from hocket.core.records import ModelRunnerOutput, SchedulerOutput
+from hocket.sched import kernel
+from hocket.sched.in_flight import InFlightStep, Row
+
+
+def checked_tokens(
+    oldest: InFlightStep | None, scheduler_output: object, model_runner_output: object
+) -> list[tuple[int, ...]]:
+    """Tokens of each row of the oldest step in flight.
+
+    Raises `ValueError` for records of another kind, and for a result whose rows or token counts do not match
+    the step; `StepOrderError` for a step that is not the oldest in flight.
+    """
+    if not isinstance(scheduler_output, SchedulerOutput):
+        raise ValueError(f"scheduler_output must be a SchedulerOutput, got {scheduler_output!r}")
+    if not isinstance(model_runner_output, ModelRunnerOutput):
+        raise ValueError(f"model_runner_output must be a ModelRunnerOutput, got {model_runner_output!r}")
+    if scheduler_output.step_id is None:
+        raise StepOrderError("scheduler_output must have rows: an empty output has no result to process")
+    if oldest is None:
+        raise StepOrderError(f"step {scheduler_output.step_id!r} is not in flight: nothing is")
+    for field, step_id in (
+        ("scheduler_output", scheduler_output.step_id),
+        ("model_runner_output", model_runner_output.step_id),
+    ):
+        if step_id != oldest.step_id:
+            raise StepOrderError(
+                f"{field}.step_id must be the oldest step in flight, {oldest.step_id}, got {step_id!r}"
+            )
+    sampled: object = model_runner_output.sampled_token_ids
+    if not isinstance(sampled, (tuple, list)) or len(sampled) != len(oldest.rows):
+        raise ValueError(
+            f"sampled_token_ids must hold one sequence for each of the {len(oldest.rows)} rows of step "
+            f"{oldest.step_id}, got {sampled!r}"
+        )
+    return [
+        _checked_row(index, oldest.phase, row, tokens)
+        for index, (row, tokens) in enumerate(zip(oldest.rows, sampled, strict=True))
+    ]
+
+
+def _checked_row(index: int, phase: int, row: Row, tokens: object) -> tuple[int, ...]:
+    """A decode row has 1 to its length, a final chunk exactly 1, another chunk none.
+
+    A stale row may have fewer.
+    """
+    field = f"sampled_token_ids[{index}] (request {row.live.request_id!r})"
+    values = token_tuple(field, tokens)
+    high = row.reserved
+    low = 0 if not row.is_current else min(1, high)
+    if not low <= len(values) <= high:
+        allowed = f"{low}" if low == high else f"{low} to {high}"
+        kind = "decode" if phase == kernel.DECODE else "prefill"
+        raise ValueError(
+            f"{field} must hold {allowed} tokens for this {kind} row, got {len(values)}: {values!r}"
+        )
+    return values
