@@ -190,8 +190,8 @@ class _Attempt:
 
         In order of seniority each gets its drafts' blocks or falls back to one.
         """
-        order = sorted(range(len(self.rows)), key=lambda position: self.rows[position].live.seniority)
-        for position in order:
+        drafting = [position for position, row in enumerate(self.rows) if row.length > 1]
+        for position in sorted(drafting, key=lambda position: self.rows[position].live.seniority):
             live, length, _ = self.rows[position]
             computed = live.progress.computed
             one = self._memory.need(live.tables, computed + 1)

@@ -335,7 +335,7 @@ class Scheduler:
 
         self._cache.release(live.tables, fencing_step)
 
-    # --- Small helpers ----------------------------------------------------------------------------
+    # --- Helpers ----------------------------------------------------------------------------
 
     def _checked(self, request: Request) -> tuple[int, kernel.Vector]:
         """Refuse what can never run; returns the output limit and the promise of the prompt."""
