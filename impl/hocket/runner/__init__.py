@@ -1,0 +1,1 @@
+"""The runner: a `SchedulerOutput` in, sampled tokens out. Slots, packed inputs, sampling, a simulated twin."""

@@ -1,0 +1,172 @@
+"""From a scheduler's output to a validated step: planned without side effects, then committed to the slots.
+
+`plan_step` reads the slots and changes nothing, so that a refused pack leaves the runner as it was, notices
+included. `commit` and `advance` apply what was planned, before and after the model ran. No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.core.phase import Phase
+from hocket.core.records import SchedulerOutput
+from hocket.runner.api import NewRequest, RunnerError
+from hocket.runner.packed import PackedPrefill, pack_prefill
+from hocket.runner.slots import RequestRecord, RowTables, SlotTable
+
+Int64Array = NDArray[np.int64]
+
+
+class StepPlan(NamedTuple):
+    """One step, ready to be committed: who leaves, who arrives, and the rows."""
+
+    output: SchedulerOutput
+    dropped: tuple[str, ...]
+    """Requests whose slot is freed first."""
+    forgotten: tuple[str, ...]
+    """Requests whose tokens are forgotten too (they have finished)."""
+    arrivals: dict[str, RequestRecord]
+    """Records of requests that have their first row here."""
+    slots: Int64Array
+    """`[rows]`; rows of a new incarnation get a free slot."""
+    fresh: NDArray[np.bool_]
+    """`[rows]`; True for the first row of an incarnation."""
+    records: tuple[RequestRecord, ...]
+    starts: Int64Array
+    """`[rows]`; exact position of each row's first token."""
+    tables: RowTables
+    columns: dict[str, Int64Array]
+    prefill: PackedPrefill | None
+    """The packed metadata of a prefill step."""
+
+
+def plan_step(
+    table: SlotTable, output: SchedulerOutput, new_requests: Sequence[NewRequest], vocab_size: int
+) -> StepPlan:
+    """Work out a step; raises `ValueError` (malformed pack) or `RunnerError` (contradicts the slots), changes
+    nothing.
+    """
+    notices = dict.fromkeys((*output.preempted_request_ids, *output.finished_request_ids))
+    dropped = tuple(r for r in notices if table.slot_of(r) is not None)
+    forgotten = tuple(r for r in output.finished_request_ids if r in table.records)
+    arrivals = {
+        n.request.request_id: RequestRecord(n, list(n.request.prompt_token_ids)) for n in new_requests
+    }
+    known = {r: record for r, record in table.records.items() if r not in forgotten} | arrivals
+    records, fresh, slots = [], [], []
+    for request_id, epoch in zip(output.request_ids, output.epochs, strict=True):
+        if request_id not in known:
+            raise RunnerError(f"request {request_id!r} has a row, but the runner was never told of it")
+        slot = None if request_id in notices else table.slot_of(request_id)
+        if slot is not None and table.epochs[slot] != epoch:
+            raise RunnerError(
+                f"request {request_id!r}: row of epoch {epoch}, its slot is of epoch {table.epochs[slot]}"
+            )
+        records.append(known[request_id])
+        fresh.append(slot is None)
+        slots.append(-1 if slot is None else slot)
+    for row, slot in zip(np.flatnonzero(fresh), table.reserve(dropped, sum(fresh)), strict=False):
+        slots[row] = slot
+    rows = np.array(slots, dtype=np.int64)
+    is_fresh = np.array(fresh, dtype=np.bool_)
+    starts = np.where(is_fresh, 0, table.computed[rows]) if slots else rows
+    plan = StepPlan(
+        output, dropped, forgotten, arrivals, rows, is_fresh, tuple(records), starts, RowTables(), {}, None
+    )
+    if output.is_empty:
+        return plan
+    tables, columns = table.grown_tables(rows, is_fresh, output.new_block_ids)
+    plan = plan._replace(tables=tables, columns=columns)
+    if output.phase == Phase.PREFILL:
+        return plan._replace(prefill=_packed(table, plan, vocab_size))
+    _check_decode(table, plan)
+    return plan
+
+
+def _packed(table: SlotTable, plan: StepPlan, vocab_size: int) -> PackedPrefill:
+    """Validated metadata of a prefill step; `ValueError` if it is malformed."""
+    output = plan.output
+    packed = pack_prefill(
+        request_ids=output.request_ids,
+        chunk_starts=output.num_computed_tokens,
+        chunk_lens=output.num_scheduled_tokens,
+        histories=[record.tokens for record in plan.records],
+        block_tables={
+            name: [line[:used] for line, used in zip(lines, plan.columns[name], strict=True)]
+            for name, lines in plan.tables.items()
+        },
+        block_sizes={g.name: g.block_size for g in table.groups},
+        windows={g.name: g.window for g in table.groups},
+        vocab_size=vocab_size,
+        computed=plan.starts,
+    )
+    for row, (record, lookahead) in enumerate(zip(plan.records, output.lookahead_token_ids, strict=True)):
+        end = int(packed.seq_lens[row])
+        if lookahead is not None and record.tokens[end : end + 1] != [lookahead]:
+            raise RunnerError(
+                f"request {output.request_ids[row]!r}: lookahead token {lookahead}, "
+                f"the runner's token at {end} is {record.tokens[end : end + 1]}"
+            )
+    return packed
+
+
+def _check_decode(table: SlotTable, plan: StepPlan) -> None:
+    """A decode row continues where its slot stands, not past the scheduler's bound, and has blocks to write
+    to.
+    """
+    output = plan.output
+    if len(set(output.request_ids)) != len(output.request_ids):
+        raise RunnerError(f"a request has two rows in one decode step: {list(output.request_ids)}")
+    for row, request_id in enumerate(output.request_ids):
+        start, length = int(plan.starts[row]), output.num_scheduled_tokens[row]
+        if plan.fresh[row]:
+            raise RunnerError(f"request {request_id!r}: a decode row, but nothing of it is computed")
+        if start > output.num_computed_tokens[row]:
+            bound = output.num_computed_tokens[row]
+            raise RunnerError(
+                f"request {request_id!r}: decode row at {bound}, the runner has computed {start}"
+            )
+        if len(plan.records[row].tokens) != start + 1:
+            tokens = len(plan.records[row].tokens)
+            raise RunnerError(
+                f"request {request_id!r}: {tokens} tokens, a decode row at {start} needs {start + 1}"
+            )
+        for group in table.groups:
+            columns, end = int(plan.columns[group.name][row]), start + length
+            if columns * group.block_size < end:
+                raise RunnerError(
+                    f"request {request_id!r}: {columns} blocks of {group.name!r} for {end} tokens"
+                )
+
+
+def commit(table: SlotTable, plan: StepPlan) -> None:
+    """Apply notices, arrivals and tables; the model may run then."""
+    for request_id in plan.dropped:
+        table.drop(request_id)
+    for request_id in plan.forgotten:
+        del table.records[request_id]
+    table.records.update(plan.arrivals)
+    for row in np.flatnonzero(plan.fresh):
+        table.occupy(plan.output.request_ids[row], plan.output.epochs[row], int(plan.slots[row]))
+    table.store(plan.slots, plan.tables, plan.columns)
+
+
+def advance(table: SlotTable, plan: StepPlan, emitted: Sequence[Sequence[int]]) -> None:
+    """Book the step's progress: `emitted[row]` are the tokens that the row sampled (none for a non-final
+    chunk).
+    """
+    output = plan.output
+    for row, record in enumerate(plan.records):
+        slot, start = int(plan.slots[row]), int(plan.starts[row])
+        if output.phase == Phase.PREFILL:
+            table.computed[slot] = end = start + output.num_scheduled_tokens[row]
+            if output.samples[row]:
+                # The replay ends here; what follows was sampled by an ended epoch and never emitted.
+                del record.tokens[end:]
+        else:
+            table.computed[slot] = start + len(emitted[row])
+        record.tokens.extend(emitted[row])

@@ -1,0 +1,137 @@
+"""The runner's own memory of its requests: tokens, and per incarnation a slot with progress and block tables.
+
+A slot belongs to one (request, epoch) from its first row until the notice that ends it. Everything in a slot
+is the runner's own and exact: a decode row starts at `computed`, not at the scheduler's upper bound. NumPy
+arrays, one line per slot, so that a batch's tables are one gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.core.config import KVGroupSpec
+from hocket.runner.api import NewRequest, RunnerError
+
+IntArray = NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What outlives an incarnation: the content that a replay needs.
+
+    `tokens` is prompt and sampled tokens. After a preemption it may end in tokens whose result was dropped;
+    the row that completes the replay cuts them off and samples them again.
+    """
+
+    new: NewRequest
+    tokens: list[int]
+
+
+class RowTables(dict[str, IntArray]):
+    """Group name -> `[rows, columns]` block ids of one step's rows, null past each row's own columns."""
+
+
+class SlotTable:
+    """All slots of a runner. `reserve` and the getters are pure; only `drop`, `occupy` and `store` change
+    anything.
+    """
+
+    def __init__(self, max_slots: int, groups: Sequence[KVGroupSpec], max_model_len: int) -> None:
+        self.groups = tuple(groups)
+        self.records: dict[str, RequestRecord] = {}
+        self.epochs = np.full(max_slots, -1, dtype=np.int64)
+        self.computed = np.zeros(max_slots, dtype=np.int64)
+        self.tables = {
+            g.name: np.zeros((max_slots, -(-max_model_len // g.block_size)), np.int32) for g in self.groups
+        }
+        self.columns = {g.name: np.zeros(max_slots, dtype=np.int64) for g in self.groups}
+        self._slot_of: dict[str, int] = {}
+        self._free = list(range(max_slots))
+
+    @property
+    def num_free(self) -> int:
+        """Slots that no request holds."""
+        return len(self._free)
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Requests that hold a slot."""
+        return tuple(self._slot_of)
+
+    def slot_of(self, request_id: str) -> int | None:
+        """The slot of a request's current incarnation, or None."""
+        return self._slot_of.get(request_id)
+
+    def reserve(self, dropped: Sequence[str], count: int) -> list[int]:
+        """The slots that the next `count` newcomers would get after `dropped` have left; `RunnerError` if too
+        few.
+        """
+        free = sorted([*self._free, *(self._slot_of[r] for r in dropped)])
+        if len(free) < count:
+            raise RunnerError(f"{count} new rows need a slot, {len(free)} of {len(self.epochs)} are free")
+        return free[:count]
+
+    def drop(self, request_id: str) -> None:
+        """End the incarnation: the slot is cleared and free."""
+        slot = self._slot_of.pop(request_id)
+        self.epochs[slot] = -1
+        self.computed[slot] = 0
+        for group in self.groups:
+            self.tables[group.name][slot] = 0
+            self.columns[group.name][slot] = 0
+        heappush(self._free, slot)
+
+    def occupy(self, request_id: str, epoch: int, slot: int) -> None:
+        """Give the lowest free slot, which is `slot`, to a new incarnation."""
+        heapify(self._free)
+        lowest = heappop(self._free)
+        assert lowest == slot, f"slot {slot} was reserved, {lowest} is the lowest free one"
+        self._slot_of[request_id] = slot
+        self.epochs[slot] = epoch
+
+    def grown_tables(
+        self,
+        slots: NDArray[np.int64],
+        fresh: NDArray[np.bool_],
+        added: Sequence[Mapping[str, tuple[int, ...]]],
+    ) -> tuple[RowTables, dict[str, NDArray[np.int64]]]:
+        """The rows' tables after adding their new blocks and nulling what the windows have left, as copies.
+
+        Rows of `fresh` start from an empty table at position 0. Returns tables and, per group, columns in
+        use.
+        """
+        tables, columns = RowTables(), {}
+        for group in self.groups:
+            name, size = group.name, group.block_size
+            before = np.where(fresh, 0, self.columns[name][slots])
+            after = before + np.array([len(ids[name]) for ids in added], dtype=np.int64)
+            limit = self.tables[name].shape[1]
+            if after.max() > limit:
+                row = int(after.argmax())
+                raise RunnerError(
+                    f"row {row}: {after[row]} blocks of group {name!r}, its table has {limit} columns"
+                )
+            table = np.where(fresh[:, None], 0, self.tables[name][slots][:, : int(after.max())]).astype(
+                np.int32
+            )
+            for row in np.flatnonzero(after > before).tolist():
+                table[row, before[row] : after[row]] = added[row][name]
+            if group.window is not None:
+                computed = np.where(fresh, 0, self.computed[slots])
+                left = np.maximum(computed - group.window, 0) // size
+                table[np.arange(table.shape[1]) < left[:, None]] = 0
+            tables[name], columns[name] = table, after
+        return tables, columns
+
+    def store(
+        self, slots: NDArray[np.int64], tables: RowTables, columns: Mapping[str, NDArray[np.int64]]
+    ) -> None:
+        """Keep what `grown_tables` returned."""
+        for name, table in tables.items():
+            self.tables[name][slots, : table.shape[1]] = table
+            self.columns[name][slots] = columns[name]
