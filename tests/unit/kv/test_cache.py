@@ -1,0 +1,102 @@
+"""Block ids: each exactly one of free, owned or fenced, in every pool."""
+
+from __future__ import annotations
+
+import pytest
+
+from hocket.core.config import KVCacheConfig, KVGroupSpec
+from hocket.kv.cache import GroupedKVCache
+from hocket.kv.pool import BlockPool
+
+
+def two_groups_one_pool() -> GroupedKVCache:
+    return GroupedKVCache(
+        KVCacheConfig(
+            groups=(
+                KVGroupSpec("a", 4, pool="main"),
+                KVGroupSpec("b", 8, num_blocks=3),
+                KVGroupSpec("c", 4, pool="main", window=8),
+            ),
+            pools={"main": 6},
+        )
+    )
+
+
+def test_the_null_block_is_never_handed_out() -> None:
+    pool = BlockPool(4)
+    assert sorted(pool.take(4)) == [1, 2, 3, 4]
+    assert pool.take(0) == []
+    assert pool.num_free == 0
+
+
+def test_a_pool_refuses_to_grant_more_than_is_free_and_to_free_twice() -> None:
+    pool = BlockPool(2)
+    with pytest.raises(AssertionError, match="more blocks than are free"):
+        pool.take(3)
+    with pytest.raises(AssertionError, match="freed twice"):
+        pool.give_back((1,))
+
+
+def test_a_fenced_block_is_free_only_when_its_step_is_settled() -> None:
+    pool = BlockPool(3)
+    one, two = pool.take(2)
+    pool.fence(7, one)
+    pool.fence(8, two)
+    assert (pool.num_free, pool.num_fenced) == (1, 2)
+    pool.settle(7)
+    assert (pool.num_free, pool.num_fenced) == (2, 1)
+    pool.settle(7)
+    assert pool.num_free == 2
+    pool.settle(8)
+    assert sorted(pool.take(3)) == [1, 2, 3]
+
+
+def test_groups_of_one_pool_share_its_blocks_and_others_do_not() -> None:
+    cache = two_groups_one_pool()
+    tables = cache.new_tables()
+    new = cache.grow(tables, (2, 1, 2))
+    assert [len(new[name]) for name in ("a", "b", "c")] == [2, 1, 2]
+    assert len({*new["a"], *new["c"]}) == 4
+    assert cache.free() == (2, 2)
+    assert cache.held(tables) == (4, 1)
+    assert cache.pool_of("a") is cache.pool_of("c")
+    assert cache.pool_of("b") is not cache.pool_of("a")
+
+
+def test_a_window_leaves_nulls_and_frees_its_blocks_at_once() -> None:
+    cache = two_groups_one_pool()
+    tables = cache.new_tables()
+    new = cache.grow(tables, (0, 0, 3))
+    cache.return_outdated(tables, (0, 0, 2))
+    assert tables[2].whole() == (0, 0, new["c"][2])
+    assert tables[2].num_columns == 3
+    assert cache.free() == (5, 3)
+    cache.return_outdated(tables, (0, 0, 2))
+    assert cache.free() == (5, 3)
+
+
+def test_release_fences_by_column_and_frees_the_rest() -> None:
+    cache = two_groups_one_pool()
+    tables = cache.new_tables()
+    cache.grow(tables, (2, 1, 3))
+    cache.return_outdated(tables, (0, 0, 1))
+    asked: list[tuple[int, int]] = []
+
+    def fencing_step(group: int, column: int) -> int | None:
+        asked.append((group, column))
+        return 5 if (group, column) in {(0, 1), (2, 2)} else None
+
+    cache.release(tables, fencing_step)
+    assert asked == [(0, 0), (0, 1), (1, 0), (2, 1), (2, 2)]
+    assert cache.free() == (4, 3)
+    assert cache.fenced() == (2, 0)
+    assert [table.whole() for table in tables] == [(), (), ()]
+    cache.settle(5)
+    assert cache.free() == (6, 3)
+    assert cache.fenced() == (0, 0)
+
+
+def test_growing_by_nothing_names_no_block_of_any_group() -> None:
+    cache = two_groups_one_pool()
+    new = cache.grow(cache.new_tables(), (0, 0, 0))
+    assert dict(new) == {"a": (), "b": (), "c": ()}
