@@ -41,7 +41,7 @@ ALLOWED_NODES = (
 
 
 def findings(source: str) -> list[str]:
-    """What a kernel module holds that the allow-list does not name, as `line N: what`; empty if all is well."""
+    """What a kernel module holds that the list does not name, as `line N: what`; empty if all is well."""
     tree = ast.parse(source)
     found = [
         *_unknown_nodes(tree),
@@ -132,7 +132,7 @@ def _annotation_roots(tree: ast.Module) -> Iterator[ast.expr]:
 
 
 def _number_constants(tree: ast.Module) -> Iterator[ast.expr]:
-    """Values of module constants made of literal ints alone, such as `2**31 - 1`: Python computes them once."""
+    """Values of module constants made of literal ints, such as `2**31 - 1`: Python computes them once."""
     for node in tree.body:
         if isinstance(node, ast.Assign):
             parts = [part for part in ast.walk(node.value) if isinstance(part, ast.expr)]
