@@ -1,11 +1,11 @@
 """The architecture of a DeepSeek-V4 checkpoint, read from its `config.json`.
 
-`DeepseekV4Config` is frozen and holds nothing but checked values: every bad one is a `ValueError` that names the
-field, the value and the allowed range, and whatever this implementation does not do (other architectures, other
-scoring functions, other quantisations ...) is refused by name. Two spellings are accepted: that of the released
-checkpoints (`compress_ratios`, `num_hash_layers`, `qk_rope_head_dim`, `rope_scaling`) and the newer one that
-`transformers` writes (`layer_types`, `mlp_layer_types`, `partial_rotary_factor`, `rope_parameters`), which
-`config_spelling` translates. No torch here: schedulers and tools read configurations too.
+`DeepseekV4Config` is frozen and holds nothing but checked values: every bad one is a `ValueError` that names
+the field, the value and the allowed range, and whatever this implementation does not do (other architectures,
+other scoring functions, other quantisations ...) is refused by name. Two spellings are accepted: that of the
+released checkpoints (`compress_ratios`, `num_hash_layers`, `qk_rope_head_dim`, `rope_scaling`) and the newer
+one that `transformers` writes (`layer_types`, `mlp_layer_types`, `partial_rotary_factor`, `rope_parameters`),
+which `config_spelling` translates. No torch here: schedulers and tools read configurations too.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ COMPRESS_RATIOS = (0, 4, 128)
 MAX_CONFIG_BYTES = 1 << 20
 
 _MAX_SIZE = 1 << 24  # no dimension of a real model comes near; larger ones are a broken or hostile file
+_MAX_EXPERTS = 1 << 18  # in all layers; ten times what any release has
 _INT_RANGES: dict[str, tuple[int, int]] = {
     "vocab_size": (2, _MAX_SIZE),
     "hidden_size": (1, 1 << 20),
@@ -79,7 +80,7 @@ class YarnScaling:
         require_number("rope_scaling.beta_fast", self.beta_fast, 1e-6, 1e6)
         if self.beta_fast <= self.beta_slow:
             raise ValueError(
-                f"rope_scaling.beta_fast must be a number > beta_slow = {self.beta_slow}, got {self.beta_fast}"
+                f"rope_scaling.beta_fast must exceed beta_slow = {self.beta_slow}, got {self.beta_fast}"
             )
         name = "rope_scaling.original_max_position_embeddings"
         require_int(name, self.original_max_position_embeddings, 1, 1 << 40)
@@ -89,11 +90,12 @@ class YarnScaling:
 class DeepseekV4Config:
     """One checkpoint's architecture. Field names are those of the released `config.json`.
 
-    `compress_ratios` has exactly `num_hidden_layers` entries, each 0 (window only; a released 1 means the same),
-    4 or 128; entries that released files carry past them (for draft layers) are dropped. `rope_scaling` is None or
-    YaRN and concerns ratio-4 and ratio-128 layers only. `dtype` is the file's `torch_dtype` ("float32" or
-    "bfloat16"); `quantized` tells whether the file announces FP8 weights and `expert_dtype` the routed experts'
-    ("fp4", "fp8" or None). `draft_kind` is "mtp", "dspark" (not run here) or None.
+    `compress_ratios` has exactly `num_hidden_layers` entries, each 0 (window only; a released 1 means the
+    same), 4 or 128; entries that released files carry past them (for draft layers) are dropped.
+    `rope_scaling` is None or YaRN and concerns ratio-4 and ratio-128 layers only. `dtype` is the file's
+    `torch_dtype` ("float32" or "bfloat16"); `quantized` tells whether the file announces FP8 weights and
+    `expert_dtype` the routed experts' ("fp4", "fp8" or None). `draft_kind` is "mtp", "dspark" (not run here)
+    or None.
     """
 
     vocab_size: int
@@ -174,7 +176,7 @@ class DeepseekV4Config:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> DeepseekV4Config:
-        """From the parsed content of a `config.json`, in either spelling. Unknown keys are ignored; ValueError."""
+        """From the parsed content of a `config.json` in either spelling; unknown keys are ignored."""
         values = release_spelling(raw)
         known = {f.name for f in fields(cls)}
         missing = sorted(f for f in _REQUIRED if values.get(f) is None)
@@ -242,7 +244,7 @@ _REQUIRED = tuple(f.name for f in fields(DeepseekV4Config)[:17])
 
 
 def _yarn(raw: Any) -> YarnScaling | None:
-    """YarnScaling of a `rope_scaling` mapping whose kind and magnitude factor were checked; None for no scaling."""
+    """YarnScaling of a `rope_scaling` mapping whose kind was checked; None for no scaling."""
     if raw is None:
         return None
     missing = sorted(f.name for f in fields(YarnScaling) if f.name not in raw)
@@ -258,7 +260,8 @@ def _require_choice(field: str, value: object, allowed: tuple[object, ...]) -> N
 
 def _check_ratios(config: DeepseekV4Config) -> None:
     """Normalises `compress_ratios`: a tuple of num_hidden_layers entries out of 0, 4, 128 (1 becomes 0)."""
-    ratios, layers = config.compress_ratios, config.num_hidden_layers
+    ratios: object = config.compress_ratios
+    layers = config.num_hidden_layers
     if not isinstance(ratios, (list, tuple)) or not layers <= len(ratios) <= layers + 16:
         raise ValueError(
             f"compress_ratios must be a list of num_hidden_layers = {layers} entries "
@@ -285,6 +288,11 @@ def _check_relations(config: DeepseekV4Config) -> None:
     for name, value, other, limit in limits:
         if value > limit:
             raise ValueError(f"{name} must be at most {other} = {limit}, got {value}")
+    if c.num_hidden_layers * c.n_routed_experts > _MAX_EXPERTS:
+        raise ValueError(
+            f"n_routed_experts must be at most {_MAX_EXPERTS} / num_hidden_layers = {c.num_hidden_layers}, "
+            f"got {c.n_routed_experts}"
+        )
     if c.qk_rope_head_dim % 2:
         raise ValueError(f"qk_rope_head_dim must be even (rotary pairs), got {c.qk_rope_head_dim}")
     if c.num_attention_heads % c.o_groups:

@@ -1,7 +1,9 @@
-"""Translates a `config.json` of either spelling to the fields of `DeepseekV4Config`, and refuses what is unsupported.
+"""Translates a `config.json` of either spelling to the fields of `DeepseekV4Config`, and refuses what is
+unsupported.
 
-`release_spelling(raw)` is the only entry. It checks the keys that select *features* (architecture, scoring function,
-quantisation, rotary kind, ...); the values of the remaining fields are checked by `DeepseekV4Config` itself.
+`release_spelling(raw)` is the only entry. It checks the keys that select *features* (architecture, scoring
+function, quantisation, rotary kind, ...); the values of the remaining fields are checked by
+`DeepseekV4Config` itself.
 """
 
 from __future__ import annotations
@@ -34,16 +36,16 @@ _SUPPORTED: dict[str, tuple[object, ...]] = {
 _FOREIGN = ("text_config", "vision_config", "audio_config", "engram_layer_ids", "kv_source_layer_ids",
             "index_source_layer_ids", "candidate_source_layer_id", "kv_lora_rank")  # fmt: skip
 _COPIED = (
-    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "q_lora_rank", "o_groups",
-    "o_lora_rank", "index_n_heads", "index_head_dim", "index_topk", "n_routed_experts", "num_experts_per_tok",
-    "moe_intermediate_size", "sliding_window", "rope_theta", "compress_rope_theta", "routed_scaling_factor",
-    "swiglu_limit", "hc_mult", "hc_sinkhorn_iters", "hc_eps", "num_nextn_predict_layers", "rms_norm_eps",
-    "max_position_embeddings", "bos_token_id",
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "q_lora_rank",
+    "o_groups", "o_lora_rank", "index_n_heads", "index_head_dim", "index_topk", "n_routed_experts",
+    "num_experts_per_tok", "moe_intermediate_size", "sliding_window", "rope_theta", "compress_rope_theta",
+    "routed_scaling_factor", "swiglu_limit", "hc_mult", "hc_sinkhorn_iters", "hc_eps",
+    "num_nextn_predict_layers", "rms_norm_eps", "max_position_embeddings", "bos_token_id",
 )  # fmt: skip
 
 
 def release_spelling(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by field name of `DeepseekV4Config` (None where the file says nothing). ValueError for unsupported ones."""
+    """Values by field name of `DeepseekV4Config`; None where the file says nothing."""
     if not isinstance(raw, Mapping):
         raise ValueError(f"config must be a JSON object, got a {type(raw).__name__}")
     _refuse_unsupported(raw)
@@ -55,7 +57,7 @@ def release_spelling(raw: Mapping[str, Any]) -> dict[str, Any]:
     values["eos_token_ids"] = _eos(raw.get("eos_token_id"))
     values["dtype"] = _agree("torch_dtype", raw.get("torch_dtype"), "dtype", raw.get("dtype"))
     values |= _quantisation(raw)
-    dspark = any(key.startswith("dspark_") and value for key, value in raw.items() if isinstance(key, str))
+    dspark = any(key.startswith("dspark_") and value for key, value in raw.items())
     drafts = raw.get("num_nextn_predict_layers")
     values["draft_kind"] = "dspark" if dspark else "mtp" if drafts else None
     return values
@@ -81,7 +83,7 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
 
 
 def _either(raw: Mapping[str, Any], old: str, new: str, translate: Any) -> Any:
-    """The released key's value, or the translated one of the newer key; ValueError if both are there and differ."""
+    """The released key's value, or the translated one of the newer key; ValueError if the two differ."""
     released = raw.get(old)
     if raw.get(new) is None:
         return released
@@ -119,7 +121,7 @@ def _hash_layers(raw: Mapping[str, Any]) -> int:
     types = raw["mlp_layer_types"]
     if not isinstance(types, list) or any(kind not in ("hash_moe", "moe") for kind in types):
         raise ValueError(f"mlp_layer_types must be a list of 'hash_moe' and 'moe', got {types!r}")
-    count = types.count("hash_moe")
+    count: int = types.count("hash_moe")
     if types != ["hash_moe"] * count + ["moe"] * (len(types) - count):
         raise ValueError(f"mlp_layer_types must have its hash_moe layers first, got {types!r}")
     layers = raw.get("num_hidden_layers")
@@ -137,7 +139,7 @@ def _rope_dim(raw: Mapping[str, Any]) -> int:
         raise ValueError(
             f"partial_rotary_factor must be a number in (0, 1] beside an int head_dim, got {factor!r}"
         )
-    dim = round(head_dim * factor)
+    dim: int = round(head_dim * factor)
     if abs(dim - head_dim * factor) > 1e-6:
         raise ValueError(
             f"partial_rotary_factor must cut head_dim = {head_dim} at a whole channel, got {factor!r}"
@@ -146,7 +148,7 @@ def _rope_dim(raw: Mapping[str, Any]) -> int:
 
 
 def _rope(raw: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """`rope_theta`, `compress_rope_theta` and `rope_scaling`, from the released keys or from `rope_parameters`."""
+    """`rope_theta`, `compress_rope_theta`, `rope_scaling`, from the released keys or `rope_parameters`."""
     scaling, parameters = raw.get("rope_scaling"), raw.get("rope_parameters")
     theta, compress_theta = values["rope_theta"], values["compress_rope_theta"]
     if parameters is not None:
@@ -174,7 +176,7 @@ def _rope(raw: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _yarn_keys(field: str, raw: Any) -> dict[str, Any] | None:
-    """The YaRN keys of a rotary block, None for plain rotary; ValueError for another kind or a magnitude factor."""
+    """The YaRN keys of a rotary block, None for plain rotary; ValueError for any other kind."""
     if raw is None:
         return None
     if not isinstance(raw, Mapping):
@@ -191,7 +193,8 @@ def _yarn_keys(field: str, raw: Any) -> dict[str, Any] | None:
     ):
         if raw.get(key) not in neutral:
             raise ValueError(
-                f"{field}.{key} must be {neutral[0]} or absent, got {raw[key]!r}: a magnitude factor is not supported"
+                f"{field}.{key} must be {neutral[0]} or absent, got {raw[key]!r}: "
+                f"a magnitude factor is not supported"
             )
     if raw.get("truncate") not in (None, True):
         raise ValueError(f"{field}.truncate must be true or absent, got {raw['truncate']!r}: not supported")
@@ -204,7 +207,7 @@ def _eos(raw: Any) -> tuple[Any, ...]:
 
 
 def _quantisation(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """`quantized` and `expert_dtype`; ValueError for any scheme but FP8 in 128 x 128 blocks (with FP4 experts)."""
+    """`quantized` and `expert_dtype`; ValueError for any scheme but FP8 in 128 x 128 blocks, FP4 experts."""
     block = raw.get("quantization_config")
     expert = raw.get("expert_dtype")
     if block is None:
@@ -215,9 +218,12 @@ def _quantisation(raw: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"quantization_config must be a JSON object, got {block!r}")
     expert = _agree("expert_dtype", expert, "quantization_config.expert_dtype", block.get("expert_dtype"))
     allowed: dict[str, tuple[object, ...]] = {
-        "quant_method": ("fp8",), "fmt": ("e4m3",), "scale_fmt": ("ue8m0",), "weight_block_size": ([128, 128],),
+        "quant_method": ("fp8",),
+        "fmt": ("e4m3",),
+        "scale_fmt": ("ue8m0",),
+        "weight_block_size": ([128, 128],),
         "activation_scheme": ("dynamic",),
-    }  # fmt: skip
+    }
     for key, values in allowed.items():
         value = block.get(key)
         if value is None and key not in ("quant_method", "weight_block_size"):
