@@ -6,6 +6,7 @@ An attempt at the owed phase, else at the other one. Planning changes no state.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from hocket.core.config import SchedulerConfig
@@ -116,11 +117,14 @@ class _Attempt:
                 self._add_row(live, length, False)
         self._extend_by_drafts()
 
-    def _by_service(self, phase: int) -> list[int]:
+    def _by_service(self, phase: int) -> Iterator[int]:
         """Indices of ready requests of a phase: least recently served first, ties by seniority."""
         standing = self._standing
         ready = [i for i, p in enumerate(standing.phases) if p == phase and i not in self._held]
-        return sorted(ready, key=lambda index: standing.running[index].served)
+        for index in sorted(ready, key=lambda index: standing.running[index].served):
+            # Looked at late on purpose: a row granted meanwhile may have preempted this one (S3).
+            if index not in self.account.victims:
+                yield index
 
     def _chunk_len(self, computed: int, replay_len: int) -> int:
         config = self._config
