@@ -355,8 +355,8 @@ class Scheduler:
         for pool, want, usable in zip(self._memory.pool_names, need, self._memory.usable, strict=True):
             if want > usable:
                 raise ValueError(
-                    f"request {name!r}: prompt {prompt_len} + max_tokens {limit} needs {want} KV cache blocks "
-                    f"of pool {pool!r} at once, allowed are at most its {usable}"
+                    f"request {name!r}: prompt {prompt_len} + max_tokens {limit} needs {want} blocks of KV "
+                    f"cache pool {pool!r} at once, allowed are at most its {usable}"
                 )
         if config.max_num_queued_reqs is not None and len(self._waiting) >= config.max_num_queued_reqs:
             raise QueueFullError(

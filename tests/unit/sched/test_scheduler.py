@@ -1,0 +1,200 @@
+"""Single behaviours of the scheduler that a whole-run test would hide. Token ids are arbitrary."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from hocket.core.config import KVCacheConfig, KVGroupSpec, SchedulerConfig
+from hocket.core.errors import QueueFullError
+from hocket.core.phase import Phase
+from hocket.core.records import ModelRunnerOutput, RequestOutput, SchedulerOutput
+from hocket.core.request import Request, SamplingParams
+from hocket.sched.scheduler import Scheduler
+
+
+def make(blocks: int = 64, block_size: int = 4, **knobs: object) -> Scheduler:
+    config = {"prefill_chunk_size": 8, "max_num_batched_tokens": 16, "async_depth": 1} | knobs
+    return Scheduler(
+        SchedulerConfig(**config),  # type: ignore[arg-type]
+        KVCacheConfig(groups=(KVGroupSpec("a", block_size, blocks),)),
+    )
+
+
+def add(scheduler: Scheduler, name: str, prompt: int, max_tokens: int, **fields: object) -> None:
+    params = SamplingParams(max_tokens=max_tokens)
+    request = Request(name, tuple(range(1, prompt + 1)), params, **fields)  # type: ignore[arg-type]
+    scheduler.add_request(request)
+
+
+def complete(
+    scheduler: Scheduler, output: SchedulerOutput, tokens: dict[str, tuple[int, ...]] | None = None
+) -> list[RequestOutput]:
+    assert output.step_id is not None
+    given = tokens or {}
+    rows = tuple(
+        given.get(name, (99,)) if samples else ()
+        for name, samples in zip(output.request_ids, output.samples, strict=True)
+    )
+    return scheduler.update_from_output(output, ModelRunnerOutput(output.step_id, rows))
+
+
+def rows(output: SchedulerOutput) -> list[tuple[str, int, int]]:
+    return list(zip(output.request_ids, output.num_computed_tokens, output.num_scheduled_tokens, strict=True))
+
+
+def test_a_victim_gets_no_row_in_the_attempt_that_preempts_it() -> None:
+    """r0 preempts r3 and r1 preempts r2, whose own next row needs no new block and comes later in the order."""
+    scheduler = make(blocks=4, prefill_chunk_size=2, reserve_full_prompt=False)
+    for name in ("r0", "r1"):
+        add(scheduler, name, 6, 1)
+    complete(scheduler, scheduler.schedule())
+    for name in ("r2", "r3"):
+        add(scheduler, name, 6, 1)
+    complete(scheduler, scheduler.schedule())
+    output = scheduler.schedule()
+    assert rows(output) == [("r0", 4, 2), ("r1", 4, 2)]
+    assert output.preempted_request_ids == ("r2", "r3")
+
+
+def test_a_chunk_before_the_last_names_the_token_that_follows_it_also_in_a_replay() -> None:
+    scheduler = make()
+    add(scheduler, "r", 10, 4)
+    first = scheduler.schedule()
+    assert first.lookahead_token_ids == (9,)
+    complete(scheduler, first)
+    last = scheduler.schedule()
+    assert last.lookahead_token_ids == (None,)
+    complete(scheduler, last, {"r": (70,)})
+    complete(scheduler, scheduler.schedule(), {"r": (71,)})
+    scheduler.preempt_request("r")
+    replay = scheduler.schedule()
+    assert (replay.resumed_request_ids, rows(replay)) == (("r",), [("r", 0, 8)])
+    assert replay.lookahead_token_ids == (9,)
+    assert scheduler.token_ids("r") == (*range(1, 11), 70, 71)
+    complete(scheduler, replay)
+    assert rows(scheduler.schedule()) == [("r", 8, 4)]
+
+
+def test_new_blocks_are_named_once_and_a_resumed_row_carries_its_whole_table() -> None:
+    scheduler = make()
+    add(scheduler, "r", 10, 8)
+    named: list[int] = []
+    for _ in range(4):
+        output = scheduler.schedule()
+        named += output.new_block_ids[0]["a"]
+        assert tuple(named) == scheduler.block_table("r", "a")
+        complete(scheduler, output)
+    scheduler.preempt_request("r")
+    assert scheduler.block_table("r", "a") == ()
+    output = scheduler.schedule()
+    assert output.new_block_ids[0]["a"] == scheduler.block_table("r", "a") != ()
+
+
+def test_seniority_is_priority_then_arrival_and_survives_preemption() -> None:
+    scheduler = make(max_num_seqs=1)
+    add(scheduler, "low", 4, 4, priority=1)
+    add(scheduler, "first", 4, 4)
+    add(scheduler, "second", 4, 4)
+    order = []
+    while scheduler.has_unfinished_requests():
+        output = scheduler.schedule()
+        order += [name for name, start in zip(output.request_ids, output.num_computed_tokens, strict=True)]
+        complete(scheduler, output)
+        if order == ["first"]:
+            scheduler.preempt_request("first")
+    assert list(dict.fromkeys(order)) == ["first", "second", "low"]
+    assert order[:2] == ["first", "first"]
+
+
+def test_stop_tokens_and_eos_end_a_request_but_not_before_min_tokens() -> None:
+    scheduler = make()
+    params = SamplingParams(max_tokens=9, min_tokens=2, stop_token_ids=(50,))
+    scheduler.add_request(Request("stop", (1,), params))
+    scheduler.add_request(Request("eos", (1,), SamplingParams(max_tokens=9), eos_token_id=60))
+    scheduler.add_request(
+        Request("deaf", (1,), SamplingParams(max_tokens=2, ignore_eos=True), eos_token_id=60)
+    )
+    news = complete(scheduler, scheduler.schedule(), {"stop": (50,), "eos": (60,), "deaf": (60,)})
+    assert [(n.request_id, n.finished, n.finish_reason) for n in news] == [
+        ("stop", False, None),
+        ("eos", True, "stop"),
+        ("deaf", False, None),
+    ]
+    news = complete(scheduler, scheduler.schedule(), {"stop": (50,), "deaf": (60,)})
+    assert [(n.request_id, n.finish_reason) for n in news] == [("stop", "stop"), ("deaf", "length")]
+
+
+def test_the_model_length_ends_a_request_by_length() -> None:
+    scheduler = make(max_model_len=6)
+    add(scheduler, "r", 4, 100)
+    complete(scheduler, scheduler.schedule())
+    (news,) = complete(scheduler, scheduler.schedule())
+    assert (news.finished, news.finish_reason) == (True, "length")
+
+
+def test_notices_come_once_and_an_aborted_victim_is_only_finished() -> None:
+    scheduler = make(async_depth=2)
+    for name in ("r", "s"):
+        add(scheduler, name, 4, 8)
+    flying = scheduler.schedule()
+    scheduler.preempt_request("r")
+    scheduler.preempt_request("s")
+    out = scheduler.abort_request("r", reason="error")
+    assert out == RequestOutput("r", (), True, "error")
+    assert scheduler.abort_request("r") is None
+    told = scheduler.schedule()
+    assert (told.is_empty, told.has_notices) == (True, True)
+    assert (told.preempted_request_ids, told.finished_request_ids) == (("s",), ("r",))
+    assert not scheduler.schedule().has_notices
+    assert complete(scheduler, flying) == []
+    assert scheduler.request_state("s") is not None
+
+
+def test_a_full_pipeline_gives_an_empty_output_that_still_carries_notices() -> None:
+    scheduler = make(async_depth=1)
+    for name in ("r", "s"):
+        add(scheduler, name, 4, 8)
+    scheduler.schedule()
+    scheduler.abort_request("s")
+    told = scheduler.schedule()
+    assert (told.step_id, told.phase, told.finished_request_ids) == (None, None, ("s",))
+
+
+def test_the_queue_limit_counts_waiting_requests_only() -> None:
+    scheduler = make(max_num_queued_reqs=1)
+    add(scheduler, "r", 4, 8)
+    with pytest.raises(QueueFullError, match="max_num_queued_reqs = 1"):
+        add(scheduler, "s", 4, 8)
+    complete(scheduler, scheduler.schedule())
+    add(scheduler, "s", 4, 8)
+    assert (scheduler.num_running, scheduler.num_waiting) == (1, 1)
+
+
+def test_the_watermark_holds_back_admissions_unless_nothing_runs() -> None:
+    scheduler = make(blocks=4, watermark=0.5, async_depth=1)
+    add(scheduler, "r", 4, 6)
+    add(scheduler, "s", 8, 1)
+    assert rows(scheduler.schedule()) == [("r", 0, 4)]
+
+
+def test_a_phase_is_announced_as_a_phase() -> None:
+    scheduler = make()
+    add(scheduler, "r", 4, 2)
+    output = scheduler.schedule()
+    assert output.phase is Phase.PREFILL
+    complete(scheduler, output)
+    assert scheduler.schedule().phase is Phase.DECODE
+
+
+def test_a_scheduler_and_its_outputs_can_be_pickled() -> None:
+    scheduler = make(async_depth=2)
+    add(scheduler, "r", 12, 4)
+    output = scheduler.schedule()
+    twin: Scheduler
+    twin, copy = pickle.loads(pickle.dumps((scheduler, output)))
+    assert dict(copy.new_block_ids[0]) == dict(output.new_block_ids[0])
+    assert rows(twin.schedule()) == rows(scheduler.schedule())
+    complete(twin, copy)
+    assert twin.num_in_flight == scheduler.num_in_flight - 1
