@@ -45,7 +45,7 @@ def rows(output: SchedulerOutput) -> list[tuple[str, int, int]]:
 
 
 def test_a_victim_gets_no_row_in_the_attempt_that_preempts_it() -> None:
-    """r0 preempts r3 and r1 preempts r2, whose own next row needs no new block and comes later in the order."""
+    """r0 preempts r3 and r1 preempts r2, whose own next row needs no new block and comes later."""
     scheduler = make(blocks=4, prefill_chunk_size=2, reserve_full_prompt=False)
     for name in ("r0", "r1"):
         add(scheduler, name, 6, 1)
