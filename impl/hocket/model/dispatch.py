@@ -1,9 +1,8 @@
 """The two inputs of the model: a packed prefill dispatch and a batched decode dispatch. Tensors only.
 
-Both name, per KV cache group, the block ids of each request (`block_tables`): row of position p of request n lives in
-block `block_tables[group][n, p // block_size]`. Columns that no row of the dispatch needs hold the null block 0. All
-tensors of a dispatch are on the device of the cache.
-"""
+Both name, per KV cache group, the block ids of each request (`block_tables`): row of position p of request n
+lives in block `block_tables[group][n, p // block_size]`. Columns that no row of the dispatch needs hold the
+null block 0. All tensors of a dispatch are on the device of the cache."""
 
 from __future__ import annotations
 
@@ -19,7 +18,8 @@ BlockTables = Mapping[str, Tensor]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PrefillDispatch:
-    """Chunks of N requests packed one after the other: T = sum of the chunk lengths. Every chunk has >= 1 token.
+    """Chunks of N requests packed one after the other: T = sum of the chunk lengths. Every chunk has >= 1
+    token.
 
     token_ids: int64 [T].
     positions: int64 [T], absolute.
@@ -49,7 +49,9 @@ class PrefillDispatch:
         """Pack the chunks' token ids; by default the last row of each request gets logits."""
         lens = [len(c) for c in chunks]
         if len(lens) != len(chunk_starts) or not lens or min(lens) < 1:
-            raise ValueError(f"chunks must be non-empty, one per chunk start ({len(chunk_starts)}), got lengths {lens}")
+            raise ValueError(
+                f"chunks must be non-empty, one per chunk start ({len(chunk_starts)}), got lengths {lens}"
+            )
         ends = torch.tensor(lens).cumsum(0)
         if sample_rows is None:
             sample_rows = (ends - 1).tolist()
