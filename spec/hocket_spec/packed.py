@@ -13,7 +13,7 @@ INT32_MAX = 2**31 - 1
 
 
 class Violation(NamedTuple):
-    """A broken clause: its code, the request's row (-1: no single request is at fault), a sentence for people."""
+    """A broken clause: its code, the row (-1: no single request is at fault), a sentence for people."""
 
     code: str
     row: int
@@ -78,7 +78,7 @@ def _integral(value: object) -> bool:
 
 
 def _integer(row: int, field: str, value: Any, low: int, high: int = INT32_MAX) -> Found:
-    """A number that the device can hold. Truth values and floats are none: they come from mistakes further up."""
+    """A number that the device can hold. Truth values and floats are none: they are mistakes made further up."""
     if not _integral(value):
         yield "type", row, f"{field} {value!r} ({type(value).__name__}) is not an integer in [{low}, {high}]"
     elif not low <= value <= high:
