@@ -78,7 +78,7 @@ def _integral(value: object) -> bool:
 
 
 def _integer(row: int, field: str, value: Any, low: int, high: int = INT32_MAX) -> Found:
-    """A number that the device can hold. Truth values and floats are none: they are mistakes made further up."""
+    """A number that the device can hold. Truth values and floats are none: they are mistakes further up."""
     if not _integral(value):
         yield "type", row, f"{field} {value!r} ({type(value).__name__}) is not an integer in [{low}, {high}]"
     elif not low <= value <= high:
