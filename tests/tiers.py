@@ -48,8 +48,10 @@ class Result(NamedTuple):
         return sum(self.skips.values())
 
 
+CONCISE = ("--quiet", "--output-format=concise")
+
 TIERS = (
-    Tier("lint", commands=(("ruff", "check", "--quiet", "."), ("ruff", "format", "--check", "--quiet", "."))),
+    Tier("lint", commands=(("ruff", "check", *CONCISE, "."), ("ruff", "format", "--check", *CONCISE, "."))),
     Tier("types", commands=(("mypy",),)),
     Tier("arrows", commands=(("lint-imports", "--no-logo"),)),
     Tier("unit", folder="unit"),

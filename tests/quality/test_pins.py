@@ -1,12 +1,13 @@
 """constraints.txt pins exactly what is installed, and pyproject.toml carries ranges only."""
 
+import ast
 import re
 import sys
 import tomllib
 from importlib.metadata import distributions
 from pathlib import Path
 
-from tests.quality.sources import ROOT
+from tests.quality.sources import PACKAGES, ROOT, imports, source_files
 
 # The tools that make an environment before anything is installed into it.
 SEEDS = {"pip", "setuptools", "hocket"}
@@ -31,6 +32,22 @@ def test_everything_installed_is_pinned() -> None:
         if name not in SEEDS and pinned.get(name) != installed:
             found[name] = (pinned.get(name), installed)
     assert found == {}, "name: (pinned, installed)"
+
+
+def declared() -> set[str]:
+    """Names of all requirements that a user can install: the base and every extra but the developers'."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [r for name, extra in project["optional-dependencies"].items() if name != "dev" for r in extra]
+    return {normal(re.split(r"[<>=!~ ;\[]", r)[0]) for r in [*project["dependencies"], *extras]}
+
+
+def foreign(paths: list[Path]) -> set[str]:
+    roots = {module.partition(".")[0] for path in paths for module in imports(ast.parse(path.read_text()))}
+    return {normal(root) for root in roots - sys.stdlib_module_names - set(PACKAGES)}
+
+
+def test_everything_imported_is_declared() -> None:
+    assert foreign(source_files()) <= declared()
 
 
 def test_torch_is_the_tested_one() -> None:
