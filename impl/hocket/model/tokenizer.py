@@ -1,0 +1,223 @@
+"""Text to token ids and back, chat templates, and text that grows token by token.
+
+`Tokenizer.from_folder(folder)` reads a checkpoint folder's `tokenizer.json` (through the `tokenizers`
+library) and, where they are there, `tokenizer_config.json` and `chat_template.jinja`. Templates come with the
+checkpoint, so they run in Jinja's immutable sandbox. `IncrementalDetokenizer` turns a growing list of ids
+into pieces of text that add up to the decoded whole and never hold half a character. No torch here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+import tokenizers
+
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
+MAX_TOKENIZER_BYTES = 1 << 28
+MAX_TEMPLATE_BYTES = 1 << 20
+
+_REPLACEMENT = "\ufffd"
+# A decoder may look this many tokens back when it joins the next one (spaces, word pieces, digits).
+_CONTEXT_TOKENS = 6
+# No character needs so many tokens: what is still incomplete by then is invalid and stays so.
+_MAX_HELD_TOKENS = 16
+
+
+class Tokenizer:
+    """The tokenizer of a checkpoint. Encoding adds no special tokens of its own unless asked to."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        chat_template: str | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+    ) -> None:
+        self._backend = backend
+        self._special = dict(special_tokens or {})
+        self._template = None if chat_template is None else _compile(chat_template)
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> Tokenizer:
+        """ValueError, naming the file, if `tokenizer.json` is missing or one of the files is no good."""
+        folder = Path(folder)
+        text = _read(folder / TOKENIZER_FILE, MAX_TOKENIZER_BYTES)
+        if text is None:
+            raise ValueError(f"{folder / TOKENIZER_FILE}: no such regular file")
+        try:
+            backend = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises nothing more specific
+            raise ValueError(f"{folder / TOKENIZER_FILE}: not a tokenizer: {error}") from error
+        config = _json_object(folder / CONFIG_FILE)
+        template = _read(folder / TEMPLATE_FILE, MAX_TEMPLATE_BYTES)
+        if template is None:
+            template = _template_of_config(folder / CONFIG_FILE, config.get("chat_template"))
+        special = {
+            name: _token_text(config.get(name))
+            for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+        }
+        return cls(
+            backend,
+            chat_template=template,
+            special_tokens={k: v for k, v in special.items() if v is not None},
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids, added ones included; ids are below it."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `apply_chat_template` can be called."""
+        return self._template is not None
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token given literally (such as "<eos>"), None if there is none."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of `text`. Special tokens spelled out in the text are recognised."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`; ids without a token give nothing."""
+        text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """The prompt text of a conversation. ValueError without a template, or if it refuses or fails."""
+        if self._template is None:
+            raise ValueError("this checkpoint has no chat template: send a prompt instead of messages")
+        known = self._special | variables
+        try:
+            return self._template.render(
+                messages=[dict(m) for m in messages], add_generation_prompt=add_generation_prompt, **known
+            )
+        except (
+            jinja2.TemplateError,
+            ArithmeticError,
+            LookupError,
+            AttributeError,
+            TypeError,
+            ValueError,
+            RecursionError,
+        ) as error:
+            raise ValueError(f"chat template: {error}") from error
+
+
+class IncrementalDetokenizer:
+    """Text of a growing output, piece by piece; the pieces of `push` and of the last `flush` add up to it.
+
+    A piece never ends inside a character: bytes that may still become one are held back until it is complete,
+    until they are clearly invalid, or until `flush`. The cost of a token does not grow with the output.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._ids: list[int] = []
+        self._ends: list[int] = [0]  # numbers of tokens after which the text was complete, ascending
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """The text that these further tokens complete ("" if none)."""
+        pieces = []
+        for token_id in token_ids:
+            self._ids.append(token_id)
+            pieces.append(self._advance(final=False))
+        return "".join(pieces)
+
+    def flush(self) -> str:
+        """What is still held back, incomplete characters as U+FFFD. Call it when the output has ended."""
+        return self._advance(final=True)
+
+    def _advance(self, final: bool) -> str:
+        done = self._ends[-1]
+        start = next(end for end in reversed(self._ends) if end <= max(0, done - _CONTEXT_TOKENS))
+        known = self._decode(start, done)
+        text = self._decode(start, len(self._ids))
+        held = len(self._ids) - done
+        if text.endswith(_REPLACEMENT) and not final and held < _MAX_HELD_TOKENS:
+            return ""
+        self._ends.append(len(self._ids))
+        del self._ends[: -_CONTEXT_TOKENS - 2]
+        if self._ends[0] > 4096:  # drop tokens that no window reaches any more
+            cut = self._ends[0]
+            self._ids = self._ids[cut:]
+            self._ends = [end - cut for end in self._ends]
+        return text[len(known) :]
+
+    def _decode(self, start: int, end: int) -> str:
+        return self._tokenizer.decode(self._ids[start:end], skip_special_tokens=self._skip)
+
+
+def _compile(source: str) -> jinja2.Template:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = lambda value, indent=None: json.dumps(
+        value, ensure_ascii=False, indent=indent
+    )
+    environment.globals["raise_exception"] = _refuse
+    try:
+        return environment.from_string(source)
+    except (jinja2.TemplateError, RecursionError) as error:
+        raise ValueError(f"chat template: {error}") from error
+
+
+def _refuse(message: object) -> None:
+    """Called by templates that cannot express a conversation."""
+    raise jinja2.TemplateError(str(message))
+
+
+def _read(path: Path, limit: int) -> str | None:
+    """The content of a UTF-8 file, None if there is none; ValueError if it is too large or not text."""
+    if not path.is_file():
+        return None
+    if path.stat().st_size > limit:
+        raise ValueError(f"{path}: must have at most {limit} bytes, got {path.stat().st_size}")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8: {error}") from error
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    text = _read(path, MAX_TEMPLATE_BYTES)
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: must be a JSON object, got a {type(value).__name__}")
+    return value
+
+
+def _template_of_config(path: Path, value: Any) -> str | None:
+    """The template of `tokenizer_config.json`: text, or a list of named ones of which "default" counts."""
+    if isinstance(value, list):
+        named = {e.get("name"): e.get("template") for e in value if isinstance(e, dict)}
+        value = named.get("default")
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{path}: chat_template must be text, got a {type(value).__name__}")
+    return value
+
+
+def _token_text(value: Any) -> str | None:
+    """The text of a special token, written plainly or as an object with `content`."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
