@@ -20,4 +20,7 @@ class Command(NamedTuple):
     module: str
 
 
-COMMANDS: tuple[Command, ...] = ()
+COMMANDS: tuple[Command, ...] = (
+    Command("demo", "prefill a long prompt beside a live decode request, and check both", "hocket.cli.demo"),
+    Command("generate", "run prompts through a checkpoint folder", "hocket.cli.generate"),
+)

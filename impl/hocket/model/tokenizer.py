@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jinja2
 import jinja2.ext
@@ -118,6 +118,14 @@ class Tokenizer:
             raise ValueError(f"chat template: {error}") from error
 
 
+class Decoder(Protocol):
+    """The part of a tokenizer that growing text needs; `Tokenizer` has it."""
+
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`."""
+        ...
+
+
 class IncrementalDetokenizer:
     """Text of a growing output, piece by piece; the pieces of `push` and of the last `flush` add up to it.
 
@@ -125,7 +133,7 @@ class IncrementalDetokenizer:
     until they are clearly invalid, or until `flush`. The cost of a token does not grow with the output.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Decoder, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._ids: list[int] = []

@@ -1,1 +1,1 @@
-"""The runner: a `SchedulerOutput` in, sampled tokens out. Slots, packed inputs, sampling, a simulated twin."""
+"""The runner: from a `SchedulerOutput` to sampled tokens. Slots, packed inputs, sampling, simulation."""

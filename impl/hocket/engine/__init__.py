@@ -1,0 +1,3 @@
+"""The engine: drives scheduler and runner, synchronously or with several dispatches in flight; the offline
+API.
+"""

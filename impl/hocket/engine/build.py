@@ -1,0 +1,152 @@
+"""From a checkpoint folder to an engine: configuration, weights, cache, runner, tokenizer. Needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from hocket.core.checks import require_int
+from hocket.core.config import KVCacheConfig, SchedulerConfig
+from hocket.core.request import Request, SamplingParams
+from hocket.engine.engine import Engine
+from hocket.model.cache import GroupedCache
+from hocket.model.checkpoint import Checkpoint, load_checkpoint
+from hocket.model.config import DeepseekV4Config
+from hocket.model.deepseek_v4 import DeepseekV4Model
+from hocket.model.kv_geometry import build_kv_cache_config
+from hocket.model.tokenizer import TOKENIZER_FILE, Tokenizer
+from hocket.obs.trace import TraceWriter
+from hocket.runner.model_runner import ModelRunner
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DEVICES = ("cpu",)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """Where and how a model runs.
+
+    dtype: "float32" or "bfloat16", of weights and cache.
+    device: "cpu".
+    kv_cache_memory: bytes of the KV cache at most.
+    block_size: rows of a KV block; groups that compress hold as many more tokens in it, states fewer.
+    block_sizes: tokens of a block, by group, instead of what follows from `block_size`.
+    shared_pool: all groups draw on one pool of blocks instead of one pool each.
+    """
+
+    dtype: str = "float32"
+    device: str = "cpu"
+    kv_cache_memory: int = 1 << 30
+    block_size: int = 128
+    block_sizes: Mapping[str, int] | None = None
+    shared_pool: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        if self.device not in DEVICES:
+            raise ValueError(
+                f"device must be 'cpu', got {self.device!r}: other devices are not supported by this version"
+            )
+        require_int("kv_cache_memory", self.kv_cache_memory, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with its tokenizer (None if the folder has none). Engines share it; each has a cache of its
+    own.
+    """
+
+    model: DeepseekV4Model
+    tokenizer: Tokenizer | None
+    options: ModelOptions
+
+    @property
+    def config(self) -> DeepseekV4Config:
+        """The model's configuration."""
+        return self.model.config
+
+    def kv_cache_config(self, scheduler_config: SchedulerConfig) -> KVCacheConfig:
+        """Groups and block counts that the options' memory pays for."""
+        options = self.options
+        return build_kv_cache_config(
+            self.config,
+            scheduler_config,
+            budget_bytes=options.kv_cache_memory,
+            dtype=options.dtype,
+            block_size=options.block_size,
+            block_sizes=options.block_sizes,
+            shared_pool=options.shared_pool,
+        )
+
+    def request(
+        self, request_id: str, prompt: str | tuple[int, ...], params: SamplingParams, priority: int = 0
+    ) -> Request:
+        """A request that ends at the model's end-of-sequence tokens. `ValueError` names the field that is
+        wrong.
+        """
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ValueError(
+                    f"request {request_id!r}: prompt must be token ids: the model has no tokenizer"
+                )
+            prompt = tuple(self.tokenizer.encode(prompt))
+        eos = self.config.eos_token_ids
+        if len(eos) > 1 and not params.ignore_eos:
+            params = replace(params, stop_token_ids=(*params.stop_token_ids, *eos[1:]))
+        return Request(request_id, prompt, params, priority, eos[0] if eos else None)
+
+
+def load_model(folder: str | Path, options: ModelOptions | None = None) -> LoadedModel:
+    """Load the checkpoint in `folder`. `ValueError` names file, tensor or option."""
+    options = options or ModelOptions()
+    checkpoint: Checkpoint = load_checkpoint(folder, dtype=DTYPES[options.dtype], load_mtp=False)
+    model = DeepseekV4Model(checkpoint.config, checkpoint.tensors, DTYPES[options.dtype], options.device)
+    has_tokenizer = (Path(folder) / TOKENIZER_FILE).exists()
+    return LoadedModel(model, Tokenizer.from_folder(folder) if has_tokenizer else None, options)
+
+
+def build_engine(
+    loaded: LoadedModel,
+    scheduler_config: SchedulerConfig,
+    *,
+    kv_cache_config: KVCacheConfig | None = None,
+    seed: int = 0,
+    trace: TraceWriter | None = None,
+    on_result: Callable[[], None] | None = None,
+) -> Engine:
+    """An engine with a fresh cache for a loaded model; `kv_cache_config` overrides what the memory budget
+    gives.
+    """
+    limit = loaded.config.max_position_embeddings
+    if scheduler_config.max_model_len > limit:
+        raise ValueError(
+            f"max_model_len must be at most the model's max_position_embeddings = {limit}, "
+            f"got {scheduler_config.max_model_len}"
+        )
+    if scheduler_config.num_speculative_tokens:
+        raise ValueError(
+            "num_speculative_tokens must be 0 for this model runner (it runs no draft layers), "
+            f"got {scheduler_config.num_speculative_tokens}"
+        )
+    kv_cache_config = kv_cache_config or loaded.kv_cache_config(scheduler_config)
+    model = loaded.model
+    runner = ModelRunner(
+        model,
+        GroupedCache(model.config, kv_cache_config, model.dtype, model.device),
+        kv_cache_config,
+        max_num_seqs=scheduler_config.max_num_seqs,
+        max_model_len=scheduler_config.max_model_len,
+    )
+    return Engine(
+        scheduler_config,
+        kv_cache_config,
+        runner,
+        tokenizer=loaded.tokenizer,
+        seed=seed,
+        trace=trace,
+        on_result=on_result,
+    )

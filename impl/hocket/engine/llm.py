@@ -1,0 +1,165 @@
+"""`LLM`: load a checkpoint folder, generate for a list of prompts.
+
+llm = LLM("path/to/checkpoint", prefill_chunk_size=2048)
+for result in llm.generate(["..."], SamplingParams(max_tokens=32)):
+    print(result.text)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from hocket.core.config import SchedulerConfig
+from hocket.core.request import Request, SamplingParams
+from hocket.engine.build import LoadedModel, ModelOptions, build_engine, load_model
+from hocket.engine.engine import Engine
+from hocket.engine.errors import EngineDeadError
+from hocket.engine.progress import Progress
+from hocket.engine.results import RequestResult
+from hocket.obs.trace import TraceWriter
+
+Prompt = str | Sequence[int]
+
+
+class LLM:
+    """Offline generation. Not thread-safe.
+
+    model: a checkpoint folder, or a model that was loaded before.
+    dtype, device, kv_cache_memory, block_size, block_sizes, shared_pool: see `ModelOptions`.
+    seed: for requests without a seed of their own.
+    trace: write an NDJSON trace to this file.
+    scheduler_knobs: fields of `SchedulerConfig`.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | LoadedModel,
+        *,
+        dtype: str = "float32",
+        device: str = "cpu",
+        kv_cache_memory: int = 1 << 30,
+        block_size: int = 128,
+        block_sizes: Mapping[str, int] | None = None,
+        shared_pool: bool = False,
+        seed: int = 0,
+        trace: str | Path | None = None,
+        **scheduler_knobs: Any,
+    ) -> None:
+        config = SchedulerConfig(**scheduler_knobs)
+        if not isinstance(model, LoadedModel):
+            options = ModelOptions(dtype, device, kv_cache_memory, block_size, block_sizes, shared_pool)
+            model = load_model(model, options)
+        self.model = model
+        self._trace = None if trace is None else TraceWriter(trace)
+        self.engine: Engine = build_engine(model, config, seed=seed, trace=self._trace)
+        self._calls = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] = 0,
+        use_tqdm: bool = True,
+    ) -> list[RequestResult]:
+        """Run all prompts, return their results in the order of the prompts.
+
+        A prompt is a text or its token ids; `sampling_params` and `priority` are for all or one per prompt. A
+        bad prompt refuses the call with a `ValueError` before anything starts. Raises `EngineDeadError` if
+        the engine dies.
+        """
+        requests = self._requests(prompts, sampling_params, priority)
+        for request in requests:
+            self.engine.check_request(request)
+        self._calls += 1
+        results: dict[str, RequestResult] = {}
+        unsent = deque(requests)
+        try:
+            with Progress(len(requests), use_tqdm) as progress:
+                while unsent or self.engine.has_unfinished_requests():
+                    while unsent and self._has_room():
+                        self.engine.add_request(unsent.popleft())
+                    ended = [update.result for update in self.engine.step() if update.result is not None]
+                    results.update({result.request_id: result for result in ended})
+                    progress.show(self.engine.stats, len(ended))
+        except BaseException:
+            self._drop(requests)
+            raise
+        return [results[request.request_id] for request in requests]
+
+    def shutdown(self) -> None:
+        """Stop the engine's thread and close the trace."""
+        self.engine.shutdown()
+        if self._trace is not None:
+            self._trace.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def _drop(self, requests: Sequence[Request]) -> None:
+        """Leave nothing behind of a call that was interrupted."""
+        with suppress(EngineDeadError):
+            for request in requests:
+                self.engine.abort_request(request.request_id)
+            while self.engine.has_unfinished_requests():
+                self.engine.step()
+
+    def _has_room(self) -> bool:
+        limit = self.engine.scheduler.config.max_num_queued_reqs
+        return limit is None or self.engine.scheduler.num_waiting < max(1, limit)
+
+    def _requests(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: int | Sequence[int],
+    ) -> list[Request]:
+        listed = _listed(prompts)
+        if sampling_params is None:
+            sampling_params = SamplingParams()
+        params = _one_each("sampling_params", sampling_params, len(listed), SamplingParams)
+        priorities = _one_each("priority", priority, len(listed), int)
+        return [
+            self.model.request(f"{self._calls}-{i}", prompt, params[i], priorities[i])
+            for i, prompt in enumerate(listed)
+        ]
+
+
+def _listed(prompts: Any) -> list[str | tuple[int, ...]]:
+    """One prompt or several, as a list of texts and token ids; what the ids are is checked later."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not _is_sequence(prompts):
+        raise ValueError(f"prompts must be a text, token ids, or a list of them, got {prompts!r}")
+    entries = list(prompts)
+    if entries and not any(isinstance(entry, str) or _is_sequence(entry) for entry in entries):
+        return [tuple(entries)]
+    for at, entry in enumerate(entries):
+        if not isinstance(entry, str) and not _is_sequence(entry):
+            raise ValueError(f"prompts[{at}] must be a text or a list of token ids, got {entry!r}")
+    return [entry if isinstance(entry, str) else tuple(entry) for entry in entries]
+
+
+def _is_sequence(value: object) -> bool:
+    """Lists, tuples, arrays; not bytes and not mappings, which iterate over something else than prompts."""
+    return isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray, Mapping))
+
+
+def _one_each(field: str, value: Any, count: int, kind: type) -> list[Any]:
+    """`value` for each of `count` prompts, or its entries if it is a list of as many."""
+    if isinstance(value, kind):
+        return [value] * count
+    if not isinstance(value, Sequence) or len(value) != count:
+        got = f"{len(value)} of them" if isinstance(value, Sequence) else repr(value)
+        raise ValueError(f"{field} must be one for all or one for each of the {count} prompts, got {got}")
+    return list(value)

@@ -1,0 +1,1 @@
+"""What operators and checkers see of a run: traces."""

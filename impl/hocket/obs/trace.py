@@ -1,0 +1,281 @@
+"""Traces: newline-delimited JSON, one record per action of the engine on its scheduler, in the order of the
+actions.
+
+A trace holds everything that a replay against the reference model needs. Every record has `action` and, the
+header excepted, `t`: seconds since the trace began. Field names are those of the records in `hocket.core`.
+
+    {"action": "header", "version": 1, "hocket": "...", "scheduler_config": {...},
+     "kv_cache_config": {"groups": [{...}], "pools": {...}}, "runner": {...}}
+    {"action": "add", "t": ..., "request": {"request_id": ..., "prompt_token_ids": [...], "sampling_params":
+    {...},
+     "priority": ..., "eos_token_id": ...}}
+    {"action": "schedule", "t": ..., "output": {...}}      every call, empty ones too; "phase" is "prefill",
+    "decode"
+                                                           or null; "new_block_ids" leaves out groups without
+                                                           any
+    {"action": "complete", "t": ..., "step_id": ..., "sampled_token_ids": [[...], ...], "outputs": [{...},
+    ...]} {"action": "preempt", "t": ..., "request_id": ...}     an external preemption; the scheduler's own
+    are notices of
+                                                           the output in which they happened
+    {"action": "abort", "t": ..., "request_id": ..., "reason": ..., "output": {...} or null}
+
+Actions that were refused (a `ValueError` at add, say) changed nothing and are not recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, TextIO, TypeAlias
+
+from hocket._version import __version__
+from hocket.core.config import KVCacheConfig, KVGroupSpec, SchedulerConfig
+from hocket.core.phase import Phase
+from hocket.core.records import BlockIdsByGroup, FinishReason, RequestOutput, SchedulerOutput
+from hocket.core.request import Request, SamplingParams
+
+TRACE_VERSION = 1
+
+_OUTPUT_FIELDS = tuple(f.name for f in fields(SchedulerOutput))
+
+
+class TraceHeader(NamedTuple):
+    """First record: what was run."""
+
+    scheduler_config: SchedulerConfig
+    kv_cache_config: KVCacheConfig
+    hocket_version: str
+    runner: Mapping[str, Any]
+
+
+class AddRecord(NamedTuple):
+    """`add_request` accepted a request."""
+
+    t: float
+    request: Request
+
+
+class ScheduleRecord(NamedTuple):
+    """`schedule` returned `output`."""
+
+    t: float
+    output: SchedulerOutput
+
+
+class CompleteRecord(NamedTuple):
+    """`update_from_output` processed the oldest step's result and returned `outputs`."""
+
+    t: float
+    step_id: int
+    sampled_token_ids: tuple[tuple[int, ...], ...]
+    outputs: tuple[RequestOutput, ...]
+
+
+class PreemptRecord(NamedTuple):
+    """`preempt_request` was called from outside."""
+
+    t: float
+    request_id: str
+
+
+class AbortRecord(NamedTuple):
+    """`abort_request` was called and returned `output`."""
+
+    t: float
+    request_id: str
+    reason: FinishReason
+    output: RequestOutput | None
+
+
+TraceRecord: TypeAlias = AddRecord | ScheduleRecord | CompleteRecord | PreemptRecord | AbortRecord
+
+
+class Trace(NamedTuple):
+    """A whole trace."""
+
+    header: TraceHeader
+    records: tuple[TraceRecord, ...]
+
+
+class TraceWriter:
+    """Writes a trace, a line at a time: the trace of an engine that died ends with its last action."""
+
+    def __init__(self, target: str | Path | TextIO, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._owned = isinstance(target, (str, Path))
+        self._file: TextIO
+        if isinstance(target, (str, Path)):
+            self._file = open(target, "w", encoding="utf-8", buffering=1)  # noqa: SIM115 - closed by `close`
+        else:
+            self._file = target
+        self._clock = clock
+        self._begin = clock()
+
+    def header(self, config: SchedulerConfig, kv_cache: KVCacheConfig, runner: Mapping[str, Any]) -> None:
+        """Write the header; call it first and once."""
+        self._line(
+            {
+                "action": "header",
+                "version": TRACE_VERSION,
+                "hocket": __version__,
+                "scheduler_config": asdict(config),
+                "kv_cache_config": {
+                    "groups": [asdict(group) for group in kv_cache.groups],
+                    "pools": dict(kv_cache.pools),
+                },
+                "runner": dict(runner),
+            }
+        )
+
+    def add(self, request: Request) -> None:
+        """A request was accepted."""
+        self._record("add", request=asdict(request))
+
+    def schedule(self, output: SchedulerOutput) -> None:
+        """`schedule` returned this."""
+        self._record("schedule", output=output_to_json(output))
+
+    def complete(
+        self, step_id: int, sampled: Sequence[Sequence[int]], outputs: Sequence[RequestOutput]
+    ) -> None:
+        """A result was processed."""
+        self._record(
+            "complete",
+            step_id=step_id,
+            sampled_token_ids=[list(row) for row in sampled],
+            outputs=[asdict(output) for output in outputs],
+        )
+
+    def preempt(self, request_id: str) -> None:
+        """A request was preempted from outside."""
+        self._record("preempt", request_id=request_id)
+
+    def abort(self, request_id: str, reason: str, output: RequestOutput | None) -> None:
+        """A request was aborted."""
+        self._record(
+            "abort", request_id=request_id, reason=reason, output=None if output is None else asdict(output)
+        )
+
+    def close(self) -> None:
+        """Close the file if it was opened here."""
+        if self._owned:
+            self._file.close()
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _record(self, action: str, **content: Any) -> None:
+        self._line({"action": action, "t": round(self._clock() - self._begin, 6), **content})
+
+    def _line(self, record: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
+
+
+def output_to_json(output: SchedulerOutput) -> dict[str, Any]:
+    """A `SchedulerOutput` as plain JSON values."""
+    content: dict[str, Any] = {name: getattr(output, name) for name in _OUTPUT_FIELDS}
+    content["phase"] = None if output.phase is None else output.phase.name.lower()
+    content["new_block_ids"] = [
+        {group: list(ids) for group, ids in row.items() if ids} for row in output.new_block_ids
+    ]
+    return content
+
+
+def output_from_json(content: Mapping[str, Any], group_names: tuple[str, ...]) -> SchedulerOutput:
+    """The inverse of `output_to_json`. Raises `ValueError`, `KeyError` or `TypeError` for anything else."""
+    if set(content) != set(_OUTPUT_FIELDS):
+        raise ValueError(f"output must have the fields {sorted(_OUTPUT_FIELDS)}, got {sorted(content)}")
+    values: dict[str, Any] = {name: tuple(content[name]) for name in _OUTPUT_FIELDS[2:]}
+    for row in content["new_block_ids"]:
+        if not set(row) <= set(group_names):
+            raise ValueError(f"new_block_ids must name groups of {list(group_names)}, got {sorted(row)}")
+    values["new_block_ids"] = tuple(
+        BlockIdsByGroup(group_names, tuple(tuple(row.get(name, ())) for name in group_names))
+        for row in content["new_block_ids"]
+    )
+    phase = None if content["phase"] is None else Phase[content["phase"].upper()]
+    return SchedulerOutput(step_id=content["step_id"], phase=phase, **values)
+
+
+def read_trace(source: str | Path) -> Trace:
+    """Read a trace file. Raises `ValueError` that names file, line and what is wrong."""
+    path = Path(source)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    if not lines:
+        raise ValueError(f"{path}: empty, expected a header")
+    header = _parsed(path, 1, lines[0], _header)
+    names = tuple(group.name for group in header.kv_cache_config.groups)
+
+    def record(content: dict[str, Any]) -> TraceRecord:
+        return _record(content, names)
+
+    return Trace(
+        header, tuple(_parsed(path, number, line, record) for number, line in enumerate(lines[1:], 2))
+    )
+
+
+def step_string(outputs: Iterator[SchedulerOutput] | Sequence[SchedulerOutput]) -> str:
+    """The dispatches as `D P D P ...`, empty outputs left out."""
+    return " ".join(
+        "P" if output.phase == Phase.PREFILL else "D" for output in outputs if not output.is_empty
+    )
+
+
+def _parsed(path: Path, number: int, line: str, parse: Callable[[dict[str, Any]], Any]) -> Any:
+    try:
+        content = json.loads(line)
+        if not isinstance(content, dict):
+            raise TypeError(f"a record must be an object, got {type(content).__name__}")
+        return parse(content)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}:{number}: {type(error).__name__}: {error}") from error
+
+
+def _header(content: dict[str, Any]) -> TraceHeader:
+    if content.get("action") != "header" or content.get("version") != TRACE_VERSION:
+        raise ValueError(
+            f"the first record must be a header of version {TRACE_VERSION}, got action "
+            f"{content.get('action')!r}, version {content.get('version')!r}"
+        )
+    cache = content["kv_cache_config"]
+    return TraceHeader(
+        SchedulerConfig(**content["scheduler_config"]),
+        KVCacheConfig(tuple(KVGroupSpec(**group) for group in cache["groups"]), cache["pools"]),
+        content["hocket"],
+        content["runner"],
+    )
+
+
+def _record(content: dict[str, Any], group_names: tuple[str, ...]) -> TraceRecord:
+    action, t = content["action"], float(content["t"])
+    if action == "add":
+        raw = dict(content["request"])
+        return AddRecord(t, Request(**raw | {"sampling_params": SamplingParams(**raw["sampling_params"])}))
+    if action == "schedule":
+        return ScheduleRecord(t, output_from_json(content["output"], group_names))
+    if action == "complete":
+        return CompleteRecord(
+            t,
+            content["step_id"],
+            tuple(tuple(row) for row in content["sampled_token_ids"]),
+            tuple(_request_output(output) for output in content["outputs"]),
+        )
+    if action == "preempt":
+        return PreemptRecord(t, content["request_id"])
+    if action == "abort":
+        output = content["output"]
+        ended = None if output is None else _request_output(output)
+        return AbortRecord(t, content["request_id"], content["reason"], ended)
+    raise ValueError(f"action must be add, schedule, complete, preempt or abort, got {action!r}")
+
+
+def _request_output(content: dict[str, Any]) -> RequestOutput:
+    return RequestOutput(**content | {"new_token_ids": tuple(content["new_token_ids"])})
