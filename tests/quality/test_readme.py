@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hocket import SchedulerConfig
+from hocket.cli.main import main
 from tests.quality.sources import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -41,8 +42,16 @@ def test_example_prints_what_the_page_says(code: str, output: str) -> None:
 
 
 def test_table_of_fields_is_the_configuration() -> None:
-    documented = {field.strip("`"): default for field, default, _ in rows_of("| field ")}
+    documented = {field.strip("`"): default for field, _, default, _ in rows_of("| field ")}
     assert documented == {field.name: str(field.default) for field in dataclasses.fields(SchedulerConfig)}
+
+
+@pytest.mark.parametrize("command", ["demo", "generate"])
+def test_table_of_flags_is_what_the_commands_take(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    documented = {flag for _, flags, _, _ in rows_of("| field ") for flag in re.findall(r"--[a-z-]+", flags)}
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert documented <= set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
 
 
 def test_table_of_guarantees_names_every_property_and_its_evidence() -> None:

@@ -29,7 +29,7 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Shows the default of a flag where it says something."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default is None or action.default is False:
+        if action.default is None or action.default is False or action.default == []:
             return action.help
         return super()._get_help_string(action)
 
