@@ -31,6 +31,10 @@ BREACHES = {
         "impl/hocket/sched/breach.py",
         "from random import random",
     ),
+    "each layer of the product knows only those below it": (
+        "impl/hocket/model/breach.py",
+        "import hocket.kv",
+    ),
 }
 
 
