@@ -1,0 +1,1 @@
+"""The executable specification of hocket: reference model of scheduler and runner, and of packed prefill."""

@@ -1,0 +1,1 @@
+"""Tools over the reference model: exploration, lock-step with an implementation, liveness, instances."""

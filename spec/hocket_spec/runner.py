@@ -1,0 +1,216 @@
+"""The runner's side as a view fed only by scheduler outputs: slots, epochs, computed rows, block tables by
+id.
+
+It knows nothing of the scheduler's state. Whatever it can see going wrong raises Mismatch: a chunk that
+does not
+start where the last one ended, a block with two owners, a block handed out that a dispatch in flight may
+still
+write (S6), history that a window needs and nobody maps (S7), a notice for nobody.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from hocket_spec.blocks import ceil_div
+from hocket_spec.state import DECODE, PREFILL, Group
+from hocket_spec.told import Told
+
+NULL = 0  # the null block: never handed out, fills columns that a window returned
+Block = tuple[int, int]  # (pool, id)
+
+
+class Mismatch(Exception):
+    """What the runner was told contradicts what it was told before."""
+
+
+class Slot(NamedTuple):
+    """computed: rows that exist once all dispatches ran, drafts included; certain: rows that exist
+    whatever is
+    rejected; processed: rows whose results the scheduler has. last: a token was sampled that decode can go
+    on from.
+    """
+
+    epoch: int
+    computed: int
+    certain: int
+    processed: int
+    tables: tuple[tuple[int, ...], ...]
+    last: bool
+
+
+class Flown(NamedTuple):
+    """A row in flight, the first token that it may write, and the blocks: block -> token past its end."""
+
+    name: str
+    epoch: int
+    length: int
+    first: int
+    writes: Mapping[Block, int]
+
+
+class View(NamedTuple):
+    """Slots by request id, ids that wait for resumption, dispatches in flight, the greatest epoch seen."""
+
+    names: tuple[str, ...]
+    groups: tuple[Group, ...]
+    slots: Mapping[str, Slot] = {}  # never changed in place
+    preempted: frozenset[str] = frozenset()
+    flight: tuple[tuple[int, tuple[Flown, ...]], ...] = ()
+    newest: int = -1
+
+
+def drop(v: View, out: Told) -> View:
+    """Notices come before rows: blocks of dropped slots may be in the rows of the same output."""
+    slots, preempted = dict(v.slots), set(v.preempted)
+    named = [*out.preempted_request_ids, *out.finished_request_ids]
+    if len(set(named)) != len(named):
+        raise Mismatch(f"a notice is delivered twice: {named}")
+    for name in out.preempted_request_ids:
+        if name not in slots:
+            raise Mismatch(f"preempted {name}, which has no slot")
+        del slots[name]
+        preempted.add(name)
+    for name in out.finished_request_ids:
+        slots.pop(name, None)
+        preempted.discard(name)
+    return v._replace(slots=slots, preempted=frozenset(preempted))
+
+
+def seat(v: View, out: Told, i: int) -> Slot:
+    """The slot of row i before its blocks: the one there is, or a fresh one for a new or resumed request."""
+    name, epoch = out.request_ids[i], out.epochs[i]
+    slot, resumed = v.slots.get(name), name in out.resumed_request_ids
+    if slot is not None and not resumed:
+        if slot.epoch != epoch:
+            raise Mismatch(f"{name} runs in epoch {slot.epoch}, row says {epoch}")
+        return slot
+    if slot is not None or resumed != (name in v.preempted):
+        raise Mismatch(f"{name}: resumed {resumed}, preempted before {name in v.preempted}")
+    if any(x.name == name and resumed for _, rows in v.flight for x in rows):
+        raise Mismatch(f"S3 drained-readmission: {name} resumes with older rows in flight")
+    taken = {s.epoch for s in v.slots.values()} | {x.epoch for _, rows in v.flight for x in rows}
+    if epoch in taken or (resumed and epoch <= v.newest):
+        raise Mismatch(f"epoch {epoch} of {name} is not fresh, newest is {v.newest}")
+    return Slot(epoch, 0, 0, 0, ((),) * len(v.groups), False)
+
+
+def place(v: View, out: Told, i: int, slot: Slot) -> tuple[Slot, Flown]:
+    """Row i on its slot: table extended, progress advanced, reads and writes checked against the table."""
+    name, start, length, phase = (
+        out.request_ids[i],
+        out.num_computed_tokens[i],
+        out.num_scheduled_tokens[i],
+        out.phase,
+    )
+    if start != slot.computed or length < 1:
+        raise Mismatch(
+            f"S4 metadata-well-formed: {name} starts at {start} + {length}, computed {slot.computed}"
+        )
+    if phase == DECODE and not slot.last:
+        raise Mismatch(f"{name} decodes without a last token")
+    first, end = min(start, slot.certain), start + length
+    writes: dict[Block, int] = {}
+    tables = []
+    for group, key, table in zip(v.groups, v.names, slot.tables, strict=True):
+        new = tuple(out.new_block_ids[i].get(key, ()))
+        if NULL in new:
+            raise Mismatch(f"{name}: the null block is handed out in {key}")
+        table = table + new
+        if len(table) != max(ceil_div(end, group.block), len(table) - len(new)):
+            raise Mismatch(
+                f"S5 block-conservation: {name} has {len(table)} columns of {key} for {end} tokens"
+            )
+        oldest = max(0, first - group.window) if group.window else 0
+        if NULL in table[oldest // group.block :]:
+            raise Mismatch(f"S7 window-history: {name} reads {key} from {oldest}, table {table}")
+        for column in range(first // group.block, ceil_div(end, group.block)):
+            writes[group.pool, table[column]] = (column + 1) * group.block
+        tables.append(table)
+    certain = end if phase == PREFILL else first + 1
+    slot = slot._replace(
+        computed=end, certain=certain, tables=tuple(tables), last=slot.last or out.samples[i]
+    )
+    return slot, Flown(name, slot.epoch, length, first, writes)
+
+
+def owners(v: View, slots: Mapping[str, Slot]) -> dict[Block, str]:
+    """Who owns which block; one owner each."""
+    owner: dict[Block, str] = {}
+    for name, slot in slots.items():
+        for group, table in zip(v.groups, slot.tables, strict=True):
+            for b in table:
+                if b != NULL and owner.setdefault((group.pool, b), name) != name:
+                    raise Mismatch(
+                        f"S5 block-conservation: block {b} is owned by {owner[group.pool, b]} and {name}"
+                    )
+        mine = [
+            (g.pool, b) for g, table in zip(v.groups, slot.tables, strict=True) for b in table if b != NULL
+        ]
+        if len(set(mine)) != len(mine):
+            raise Mismatch(f"S5 block-conservation: {name} maps a block twice: {slot.tables}")
+    return owner
+
+
+def receive(v: View, out: Told) -> View:
+    """The view after an output, empty or not."""
+    v = drop(v, out)
+    if out.phase is None:
+        if out.request_ids or out.resumed_request_ids:
+            raise Mismatch("an empty output has rows")
+        return v
+    slots, rows = dict(v.slots), []
+    for i, name in enumerate(out.request_ids):
+        if name in out.request_ids[:i]:
+            raise Mismatch(f"{name} has two rows in one dispatch")
+        slots[name], row = place(v, out, i, seat(v, out, i))
+        rows.append(row)
+    owner = owners(v, slots)
+    for _, flown in v.flight:
+        for x in flown:
+            current = x.name in slots and slots[x.name].epoch == x.epoch
+            for b, past in x.writes.items():
+                if past > x.first and b in owner and not (current and owner[b] == x.name):
+                    raise Mismatch(
+                        f"S6 no-write-after-free: {b} is written for {x.name}, owned by {owner[b]}"
+                    )
+    newest = max([v.newest, *out.epochs])
+    preempted = v.preempted - set(out.request_ids)
+    return v._replace(
+        slots=slots, preempted=preempted, flight=(*v.flight, (int(out.phase), tuple(rows))), newest=newest
+    )
+
+
+def settle(v: View, accepted: Sequence[int]) -> View:
+    """The view after the results of the oldest dispatch were handed to the scheduler: tokens accepted per
+    row.
+    """
+    (phase, rows), *flight = v.flight
+    slots = dict(v.slots)
+    for x, n in zip(rows, accepted, strict=True):
+        slot = slots.get(x.name)
+        if slot is None or slot.epoch != x.epoch:
+            continue
+        unused, more = (x.length - n, n - 1) if phase == DECODE else (0, 0)
+        done = slot.processed + x.length - unused
+        tables = tuple(
+            nulled(t, max(0, done - g.window) // g.block if g.window else 0)
+            for g, t in zip(v.groups, slot.tables, strict=True)
+        )
+        slots[x.name] = slot._replace(
+            processed=done, computed=slot.computed - unused, certain=slot.certain + more, tables=tables
+        )
+        flight = [
+            (
+                p,
+                tuple(
+                    y._replace(first=y.first + more) if y.epoch == x.epoch and p == DECODE else y for y in ys
+                ),
+            )
+            for p, ys in flight
+        ]
+    return v._replace(slots=slots, flight=tuple(flight))
+
+
+def nulled(table: tuple[int, ...], columns: int) -> tuple[int, ...]:
+    """The table once a window has returned that many leading columns."""
+    return (NULL,) * min(len(table), columns) + table[columns:]
