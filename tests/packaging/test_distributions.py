@@ -63,7 +63,13 @@ def report(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     version = subprocess.run(
         [python.parent / "hocket", "--version"], capture_output=True, text=True, check=True
     )
-    return {"folder": str(folder), "command": version.stdout, **json.loads(run.stdout)}
+    demo = subprocess.run([python.parent / "hocket", "demo"], capture_output=True, text=True, check=False)
+    return {
+        "folder": str(folder),
+        "command": version.stdout,
+        "demo": (demo.returncode, demo.stderr),
+        **json.loads(run.stdout),
+    }
 
 
 def test_wheel_holds_the_four_packages_and_nothing_else(wheel_files: list[str]) -> None:
@@ -127,3 +133,10 @@ def test_wheel_installs_no_bare_names(report: dict[str, Any]) -> None:
 
 def test_wheel_brings_the_command(report: dict[str, Any]) -> None:
     assert report["command"] == f"hocket {hocket.__version__}\n"
+
+
+def test_command_without_its_extra_names_the_extra(report: dict[str, Any]) -> None:
+    status, message = report["demo"]
+    assert status == 2
+    assert "pip install 'hocket[model]'" in message
+    assert len(message.splitlines()) == 1

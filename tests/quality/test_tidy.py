@@ -15,6 +15,12 @@ SPEC_CODE_LINES_MAX = 700
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b|raise NotImplemented\b")
 
 
+# Names of working papers, which readers of this repository do not have. Brackets keep it from finding itself.
+OUTSIDE = re.compile(
+    r"\bDESIG[N]\b|/wor[k]/|\b(?:scenarios|semantics|deepseek_v4|verification|npu|style)[.]md\b"
+)
+
+
 def long_functions(source: str) -> list[str]:
     return [
         f"line {node.lineno}: {node.name} has {length} lines"
@@ -66,6 +72,17 @@ def test_nothing_is_unfinished() -> None:
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
+def outside_references(text: str) -> list[str]:
+    return OUTSIDE.findall(text)
+
+
+def test_text_refers_to_nothing_outside_the_repository() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("*.toml"), ROOT / "Makefile", ROOT / ".ci/run"]
+    files = [*pages, *source_files(), *source_files(ROOT / "tests")]
+    found = {name_of(path): outside_references(path.read_text()) for path in files}
+    assert {name: references for name, references in found.items() if references} == {}
+
+
 def test_make_targets_of_the_documents_exist() -> None:
     targets = set(re.findall(r"^([a-z][a-z ]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     targets = {word for line in targets for word in line.split()}
@@ -88,6 +105,11 @@ def test_long_function_is_seen() -> None:
 def test_unfinished_line_is_seen() -> None:
     assert unfinished_lines("x = 1\n# TO" + "DO: more\n") == ["line 2: # TO" + "DO: more"]
     assert unfinished_lines("    raise NotImplemented" + "Error\n") != []
+
+
+def test_outside_reference_is_seen() -> None:
+    assert outside_references("see DESI" + "GN section 5, or npu.m" + "d") != []
+    assert outside_references("the design, see ARCHITECTURE.md") == []
 
 
 def test_code_lines_are_counted() -> None:
