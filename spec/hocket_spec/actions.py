@@ -1,4 +1,4 @@
-"""The actions: schedule (dispatch.py), and here add, complete, preempt, abort. Each returns the next state."""
+"""The actions: schedule (dispatch.py), and here add, complete, preempt, abort. Each gives the next state."""
 
 from typing import NamedTuple
 

@@ -1,8 +1,8 @@
-"""schedule(), relationally: the scheduler's own dispatch is the witness, and each rule it may break has a name.
+"""schedule(), relationally: the scheduler's own dispatch is the witness, and each rule has a name.
 
-The walk (walk.py) visits requests in token order and says of each what the rules grant. What they leave open
-(the order of rows within a dispatch, and whether a decode row that could carry drafts does) is the scheduler's
-choice.
+The walk (walk.py) visits requests in token order and says of each what the rules grant. What they leave
+open (the order of rows within a dispatch, and whether a decode row that could carry drafts does) is the
+scheduler's choice.
 """
 
 from typing import NamedTuple
