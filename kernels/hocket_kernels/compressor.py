@@ -52,6 +52,8 @@ def compress_ratio4_(
     norm_weight: float32 [D]. cos, sin: float32 [E, R / 2] at position 4j. Returns float32 [E, D]."""
     _update_(state, slots, kv_score, ape, positions)
     entries, width = window_slots.shape[0], state.shape[1] // 4
+    if not entries:
+        return state.new_empty(0, width)
     # A state row is four pieces: kv first half, kv second half, score first half, score second half.
     half = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1], device=state.device)
     piece = window_slots.clamp(min=0) * 4 + half
@@ -84,6 +86,8 @@ def compress_ratio128_(
     [E, R / 2] at position 128j. Returns float32 [E, D]."""
     _update_(state, slots, kv_score, ape, positions)
     entries, span = window_slots.shape
+    if not entries:
+        return state.new_empty(0, state.shape[1] // 2)
     gathered = state.index_select(0, window_slots.clamp(min=0).flatten())
     kv, scores = gathered.view(entries, span, state.shape[1]).chunk(2, dim=-1)
     return _pool(kv, scores, norm_weight, eps, cos, sin)

@@ -56,7 +56,7 @@ def hc_pre(
     n = streams.shape[1]
     mix = _mix(streams, fn, scale, base, norm_eps)
     gates = torch.sigmoid(mix[:, : 2 * n])
-    comb = _sinkhorn(mix[:, 2 * n :].view(-1, n, n), iters, hc_eps).permute(2, 0, 1)
+    comb = _sinkhorn(mix[:, 2 * n :].view(-1, n, n), iters, hc_eps).permute(2, 0, 1).contiguous()
     return _collapse(streams, gates[:, :n] + hc_eps), 2 * gates[:, n:], comb
 
 

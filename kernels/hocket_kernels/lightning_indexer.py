@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hocket_kernels.query_blocks import decode_positions, query_blocks
+from hocket_kernels.query_blocks import decode_positions, query_blocks, visible_entries
 from hocket_kernels.slot_mapping import slot_mapping
 from hocket_kernels.topk import deterministic_topk
 
@@ -27,7 +27,7 @@ def _select(
     """The op on blocks: q [B, Q, Hi, Di], weights [B, Q, Hi], positions [B, Q], requests [B] -> int64 [B, Q,
     topk]."""
     blocks, width, heads, dim = q.shape
-    visible = (positions + 1).div(ratio, rounding_mode="floor")
+    visible = visible_entries(positions, ratio)
     first = torch.arange(topk, device=q.device)
     chosen = torch.where(
         first < visible.unsqueeze(-1), first, -1

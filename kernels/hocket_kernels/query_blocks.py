@@ -42,6 +42,14 @@ def query_blocks(query_start_loc: Tensor, chunk_starts: Tensor, size: int) -> Qu
     )
 
 
+def visible_entries(positions: Tensor, ratio: int) -> Tensor:
+    """How many compressed entries the query at each absolute position sees: floor((t + 1) / ratio).
+
+    The entry that closes with a token is visible to that token. Returns int64, the shape of positions.
+    """
+    return (positions + 1).div(ratio, rounding_mode="floor")
+
+
 def decode_positions(starts: Tensor, num_tokens: Tensor, width: int) -> Tensor:
     """Positions [N, width] of decode rows; rows past num_tokens repeat the last one, and -1 where there is
     none."""

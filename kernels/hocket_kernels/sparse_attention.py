@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hocket_kernels.query_blocks import decode_positions, query_blocks
+from hocket_kernels.query_blocks import decode_positions, query_blocks, visible_entries
 from hocket_kernels.slot_mapping import slot_mapping
 
 _ROWS_AT_ONCE = 64
@@ -107,7 +107,7 @@ def _sparse_attention(
     blocks, width, heads, dim = q.shape
     visible, count = positions, 0
     if entries is not None:
-        visible = (positions + 1).div(entries.ratio, rounding_mode="floor")
+        visible = visible_entries(positions, entries.ratio)
         count = int(visible.max())
     if chosen is not None:
         count = min(count, chosen.shape[-1])
