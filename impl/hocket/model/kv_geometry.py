@@ -176,7 +176,8 @@ class _Load(NamedTuple):
             need = -(-tokens * steady // self.request_tokens)
             if window is not None:
                 chunk = blocks_per_request(size, window, self.request_tokens, s.max_row_len)
-                need += min(prefills, -(-tokens // self.request_tokens)) * (chunk - steady)
+                covered = min(prefills * self.request_tokens, tokens)
+                need += -(-covered * (chunk - steady) // self.request_tokens)
             out[name] = max(longest, need)
         return out
 

@@ -58,7 +58,7 @@ def recall_tokenizer() -> Tokenizer:
 
 
 def needle_prompt(tokens: int = PROMPT_TOKENS, depths: Sequence[float] = DEPTHS) -> RecallPrompt:
-    """The fixed long prompt: code i at fraction `depths[i]` of its `tokens` tokens; the answer is `ANSWER`."""
+    """The fixed long prompt of `tokens` tokens, code i at fraction `depths[i]`; the answer is `ANSWER`."""
     return build_prompt(tokens, depths, CODES, seed=20260101)
 
 
