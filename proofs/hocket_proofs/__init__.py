@@ -1,1 +1,1 @@
-"""Claims about hocket and the means to check them, the adapter between product and specification among them."""
+"""Claims about hocket and the means to check them; the adapter between product and specification."""
