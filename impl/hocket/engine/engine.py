@@ -20,6 +20,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
+from hocket.core.checks import require_int
 from hocket.core.config import KVCacheConfig, SchedulerConfig
 from hocket.core.phase import Phase
 from hocket.core.records import FinishReason, RequestOutput, SchedulerOutput
@@ -67,6 +68,7 @@ class Engine:
         on_result: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        require_int("seed", seed, 0, 2**64 - 1)
         self.scheduler = Scheduler(scheduler_config, kv_cache_config)
         self.runner = runner
         self.tokenizer = tokenizer
@@ -86,6 +88,7 @@ class Engine:
         self._waits = False
         self._updates: list[RequestUpdate] = []
         self._failure: BaseException | None = None
+        self._collecting = False
         self._executor: Executor
         if scheduler_config.async_depth == 1:
             self._executor = InlineExecutor(runner, clock)
@@ -172,6 +175,7 @@ class Engine:
         scheduler or runner failed, now and in every later call.
         """
         self._require_alive()
+        self._collecting = False
         try:
             self._fill()
             if self._in_flight and (wait or self._executor.ready()):
@@ -180,6 +184,11 @@ class Engine:
         except Exception as error:
             self._failure = error
             raise EngineDeadError(f"the engine died: {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            # Ctrl-C while waiting for a result has interrupted nothing; anywhere else it has.
+            if not self._collecting:
+                self._failure = error
+            raise
         updates, self._updates = self._updates, []
         return updates
 
@@ -224,7 +233,9 @@ class Engine:
     def _process_oldest(self) -> None:
         """Process one result: first end the requests whose rows failed, then apply the rest."""
         output = self._in_flight[0]
+        self._collecting = True
         result, seconds = self._executor.collect()
+        self._collecting = False
         if isinstance(result, BaseException):
             raise result
         self._in_flight.popleft()
