@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hocket.core.checks import token_tuple
+from hocket.core.checks import require_int, token_tuple
 from hocket.core.errors import StepOrderError
 from hocket.core.records import ModelRunnerOutput, SchedulerOutput
 from hocket.sched import kernel
@@ -24,15 +24,25 @@ def checked_tokens(
     if scheduler_output.step_id is None:
         raise StepOrderError("scheduler_output must have rows: an empty output has no result to process")
     if oldest is None:
-        raise StepOrderError(f"step {scheduler_output.step_id!r} is not in flight: nothing is")
+        raise StepOrderError(
+            f"scheduler_output.step_id must be a step in flight, got {scheduler_output.step_id!r} and none is"
+        )
     for field, step_id in (
-        ("scheduler_output", scheduler_output.step_id),
-        ("model_runner_output", model_runner_output.step_id),
+        ("scheduler_output.step_id", scheduler_output.step_id),
+        ("model_runner_output.step_id", model_runner_output.step_id),
     ):
-        if step_id != oldest.step_id:
+        if require_int(field, step_id, 1) != oldest.step_id:
             raise StepOrderError(
-                f"{field}.step_id must be the oldest step in flight, {oldest.step_id}, got {step_id!r}"
+                f"{field} must be the oldest step in flight, {oldest.step_id}, got {step_id}"
             )
+    rows = tuple((row.live.request_id, row.epoch) for row in oldest.rows)
+    given = tuple(zip(scheduler_output.request_ids, scheduler_output.epochs, strict=True))
+    # Another scheduler's step may bear the same number.
+    if given != rows:
+        raise StepOrderError(
+            f"scheduler_output must be the one dispatched as step {oldest.step_id}, with rows of "
+            f"(request, epoch) {rows!r}, got {given!r}"
+        )
     sampled: object = model_runner_output.sampled_token_ids
     if not isinstance(sampled, (tuple, list)) or len(sampled) != len(oldest.rows):
         raise ValueError(
