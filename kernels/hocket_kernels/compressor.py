@@ -4,7 +4,8 @@ Token s contributes a key-value vector and a score; entry j pools the window of 
 position ratio * j, with a softmax over the window taken separately in each channel. State rows are float32
 [kv | score + ape], where ape is indexed by position mod ratio. A token's row is written where its absolute
 position says, so that writing a rejected position again is idempotent and the window of an entry may have
-been written by several dispatches."""
+been written by several dispatches.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def compress_ratio4_(
     state: float32 [P, 4D]. kv_score: float32 [T, 4D], [wkv x | wgate x]. ape: float32 [4, 2D]. positions:
     int64 [T]. slots: int64 [T], -1 to drop. window_slots: int64 [E, 8], state rows of tokens 4j - 4 .. 4j +
     3, -1 where there is none (an entry with 8 x -1 is a placeholder whose result is meaningless).
-    norm_weight: float32 [D]. cos, sin: float32 [E, R / 2] at position 4j. Returns float32 [E, D]."""
+    norm_weight: float32 [D]. cos, sin: float32 [E, R / 2] at position 4j. Returns float32 [E, D].
+    """
     _update_(state, slots, kv_score, ape, positions)
     entries, width = window_slots.shape[0], state.shape[1] // 4
     if not entries:
@@ -83,7 +85,8 @@ def compress_ratio128_(
     state: float32 [P, 2D]. kv_score: float32 [T, 2D], [wkv x | wgate x]. ape: float32 [128, D]. positions:
     int64 [T]. slots: int64 [T], -1 to drop. window_slots: int64 [E, 128], state rows of the window (an entry
     with 128 x -1 is a placeholder whose result is meaningless). norm_weight: float32 [D]. cos, sin: float32
-    [E, R / 2] at position 128j. Returns float32 [E, D]."""
+    [E, R / 2] at position 128j. Returns float32 [E, D].
+    """
     _update_(state, slots, kv_score, ape, positions)
     entries, span = window_slots.shape
     if not entries:

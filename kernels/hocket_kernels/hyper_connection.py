@@ -1,5 +1,6 @@
 """Manifold-constrained hyper-connections (mHC): n residual streams around each sub-layer. Mixing weights in
-float32."""
+float32.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from torch import Tensor
 
 def _mix(streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, norm_eps: float) -> Tensor:
     """scale * (RMS(vec X) fn^T) + base; the norm, over all n * h values, has no weight. float32 [T,
-    outputs]."""
+    outputs].
+    """
     flat = streams.flatten(1).to(torch.float32)
     inverse = torch.rsqrt(flat.square().mean(-1, keepdim=True) + norm_eps)
     return torch.addcmul(base, (flat @ fn.t()) * inverse, scale)
@@ -25,7 +27,8 @@ def _sinkhorn(logits: Tensor, iters: int, eps: float) -> Tensor:
     sums.
 
     Tokens are the last axis here, so that the n x n steps run over long rows. A border row and column that
-    hold eps save adding it to every sum."""
+    hold eps save adding it to every sum.
+    """
     rows, n, _ = logits.shape
     bordered = torch.full((n + 1, n + 1, rows), eps, dtype=torch.float32, device=logits.device)
     c, by_row, by_column = bordered[:n, :n], bordered[:n], bordered[:, :n]
@@ -52,7 +55,8 @@ def hc_pre(
 
     streams: [T, n, h]. fn: float32 [(2 + n) n, n h]. scale, base: float32 [(2 + n) n] (scale: s0, s1, s2
     repeated over their parts). Returns x [T, h] in the streams' dtype, post float32 [T, n], C float32 [T, n,
-    n]."""
+    n].
+    """
     n = streams.shape[1]
     mix = _mix(streams, fn, scale, base, norm_eps)
     gates = torch.sigmoid(mix[:, : 2 * n])

@@ -25,7 +25,8 @@ def _select(
     topk: int,
 ) -> Tensor:
     """The op on blocks: q [B, Q, Hi, Di], weights [B, Q, Hi], positions [B, Q], requests [B] -> int64 [B, Q,
-    topk]."""
+    topk].
+    """
     blocks, width, heads, dim = q.shape
     visible = visible_entries(positions, ratio)
     first = torch.arange(topk, device=q.device)
@@ -80,7 +81,8 @@ def lightning_indexer_prefill(
     q: [T, Hi, Di], rotated. weights: float32 [T, Hi], scaled. keys: [P, Di], the indexer's cache group.
     block_table: int [N, M] of that group; block_size in source tokens. query_start_loc: int [N + 1].
     chunk_starts: int64 [N]. Scores are float32. Returns entry numbers, int64 [T, topk], ascending, then -1
-    for places that stay empty."""
+    for places that stay empty.
+    """
     longest = int((chunk_starts + query_start_loc.diff()).max()) // ratio
     size = max(1, min(_ROWS_AT_ONCE, _SCORES_AT_ONCE // max(1, q.shape[1] * longest)))
     b = query_blocks(query_start_loc, chunk_starts, size)
@@ -104,7 +106,8 @@ def lightning_indexer_decode(
     """As `lightning_indexer_prefill` for Q rows of each of N requests, from position `starts` on.
 
     q: [N, Q, Hi, Di]. weights: float32 [N, Q, Hi]. starts, num_tokens: int64 [N]; rows at or past num_tokens
-    choose what the last one sees, or nothing when num_tokens is 0. Returns int64 [N, Q, topk]."""
+    choose what the last one sees, or nothing when num_tokens is 0. Returns int64 [N, Q, topk].
+    """
     positions = decode_positions(starts, num_tokens, q.shape[1])
     requests = torch.arange(q.shape[0], device=q.device)
     return _select(q, weights, positions, requests, keys, block_table, block_size, ratio, topk)

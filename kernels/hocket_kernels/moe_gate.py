@@ -22,7 +22,8 @@ def moe_gate(
     themselves, without bias, divided by their sum, times `scaling`.
 
     x: [T, h]. weight: float32 [experts, h]. Either bias: float32 [experts], or tid2eid: int64 [V, k] with
-    token_ids: int64 [T]. Returns weights float32 [T, k] and experts int64 [T, k]."""
+    token_ids: int64 [T]. Returns weights float32 [T, k] and experts int64 [T, k].
+    """
     scores = torch.nn.functional.softplus(x.to(torch.float32) @ weight.t()).sqrt()
     if tid2eid is not None:
         assert token_ids is not None, "hash layers route by token id"

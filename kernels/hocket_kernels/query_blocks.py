@@ -12,7 +12,8 @@ class QueryBlocks(NamedTuple):
     """B blocks of Q rows. The last block of a request repeats its last row to fill up.
 
     rows: int64 [B, Q], indices of packed rows. requests: int64 [B]. positions: int64 [B, Q]. unblock: int64
-    [T], where each packed row lies in the flattened B * Q."""
+    [T], where each packed row lies in the flattened B * Q.
+    """
 
     rows: Tensor
     requests: Tensor
@@ -22,7 +23,8 @@ class QueryBlocks(NamedTuple):
 
 def query_blocks(query_start_loc: Tensor, chunk_starts: Tensor, size: int) -> QueryBlocks:
     """Blocks of at most `size` rows. query_start_loc: int [N + 1]; chunk_starts: int64 [N]; every chunk has a
-    row."""
+    row.
+    """
     begins, ends = query_start_loc[:-1].to(torch.int64), query_start_loc[1:].to(torch.int64)
     lens = ends - begins
     size = min(size, int(lens.max()))
@@ -52,7 +54,8 @@ def visible_entries(positions: Tensor, ratio: int) -> Tensor:
 
 def decode_positions(starts: Tensor, num_tokens: Tensor, width: int) -> Tensor:
     """Positions [N, width] of decode rows; rows past num_tokens repeat the last one, and -1 where there is
-    none."""
+    none.
+    """
     step = torch.arange(width, device=starts.device)
     last = (num_tokens - 1).unsqueeze(1)
     return torch.where(last < 0, -1, starts.unsqueeze(1) + torch.minimum(step, last))

@@ -20,7 +20,8 @@ def partial_rotary(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> Tensor
 
     The pair (a, b) of channels (2i, 2i + 1) becomes (a cos - b sin, b cos + a sin) with angle i of the row;
     `inverse` rotates back (sin negated). x: [T, D] or [T, heads, D]. cos, sin: float32 [T, R / 2]. Computed
-    in float32; returns the shape and dtype of x."""
+    in float32; returns the shape and dtype of x.
+    """
     plain = x.shape[-1] - 2 * cos.shape[-1]
     if x.dim() == 3:
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)

@@ -14,7 +14,8 @@ def slot_mapping(
     block_table: int [N, M]. requests, positions: int64 of broadcastable shapes. block_size: source tokens per
     block. ratio: source tokens per row, a divisor of block_size. A negative position has no row: its slot is
     -1. Returns int64, the broadcast shape: table[r, p // block_size] * (block_size / ratio) + (p mod
-    block_size) / ratio."""
+    block_size) / ratio.
+    """
     p = positions.clamp(min=0)
     columns = p.div(block_size, rounding_mode="floor")
     blocks = block_table[requests, columns].to(torch.int64)

@@ -3,7 +3,8 @@ head.
 
 One shared head is both key and value. Query t sees window rows s in [max(0, t - W + 1), t] and, with ratio m,
 entries j < floor((t + 1) / m): all of them (ratio 128), or those that the indexer chose (ratio 4). p =
-softmax([q_h . key * scale, sink_h]); the sink's share is dropped; o_h = sum p * key."""
+softmax([q_h . key * scale, sink_h]); the sink's share is dropped; o_h = sum p * key.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ def _chosen_keys(entries: _Paged, requests: Tensor, chosen: Tensor) -> tuple[Ten
 def _attend(q: Tensor, sinks: Tensor, scale: float, shared: list[tuple[Tensor, Tensor]],
             own: tuple[Tensor, Tensor] | None) -> Tensor:  # fmt: skip
     """q: [B, Q, H, D]. shared: keys [B, S, D] with masks [B, Q, S]; own: keys [B, Q, k, D] with a mask [B, Q,
-    k]."""
+    k].
+    """
     blocks, width, heads, dim = q.shape
     flat = (q * scale).view(blocks, width * heads, dim)
     logits = []
@@ -158,7 +160,8 @@ def sparse_attention_prefill(
     [N]. swa_cache: [P, D], swa_table: int [N, M], swa_block_size in source tokens. Compressed layers pass
     ratio (4 or 128), entry_cache: [P', D], entry_table: int [N, M'], entry_block_size in source tokens, and
     ratio 4 the indexer's choice: int64 [T, k], empty places (-1) last. Softmax in float32. Returns [T, H, D]
-    in the dtype of q."""
+    in the dtype of q.
+    """
     b = query_blocks(query_start_loc, chunk_starts, _ROWS_AT_ONCE)
     swa = _Paged(swa_cache, swa_table, swa_block_size, 1)
     out = _sparse_attention(
@@ -188,7 +191,8 @@ def sparse_attention_decode(
 
     q: [N, Q, H, D]. starts, num_tokens: int64 [N]. chosen: int64 [N, Q, k]. Rows at or past num_tokens see
     what the last one sees; what they return is meaningless, and 0 for requests without rows. Returns [N, Q,
-    H, D]."""
+    H, D].
+    """
     positions = decode_positions(starts, num_tokens, q.shape[1])
     requests = torch.arange(q.shape[0], device=q.device)
     swa = _Paged(swa_cache, swa_table, swa_block_size, 1)

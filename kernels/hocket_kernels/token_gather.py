@@ -10,5 +10,6 @@ def token_gather(token_ids: Tensor, sources: Tensor, device_tokens: Tensor) -> T
     """token_ids where the host knows the token, else the one that an earlier dispatch left on the device.
 
     token_ids, sources: int64 of one shape. device_tokens: int64 [S], one per seat. A source >= 0 names the
-    seat whose token replaces the host's; -1 keeps the host's. Returns int64, the shape of token_ids."""
+    seat whose token replaces the host's; -1 keeps the host's. Returns int64, the shape of token_ids.
+    """
     return torch.where(sources < 0, token_ids, device_tokens[sources.clamp(min=0)])

@@ -1,5 +1,6 @@
 """The attention sub-layer: low-rank queries, one shared key-value head, compressed entries, grouped
-output."""
+output.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from hocket_kernels.rotary import partial_rotary
 @dataclass(frozen=True, eq=False, slots=True)
 class CompressorWeights:
     """projection: float32 [2 c D, h], wkv over wgate (c = 2 for ratio 4, else 1). ape: float32 [ratio, c D].
-    norm: [D]."""
+    norm: [D].
+    """
 
     projection: Tensor
     ape: Tensor
@@ -32,7 +34,8 @@ class CompressorWeights:
 class AttentionWeights:
     """query_in: [q_lora (+ Hi), h], wq_a over the indexer's weights_proj. query_out: [H D (+ Hi Di), q_lora],
     wq_b over the indexer's. kv: [D, h]. output_a: [G, D H / G, o_lora]. output_b: [h, G o_lora]. Norms and
-    sinks float32."""
+    sinks float32.
+    """
 
     ratio: int
     query_in: Tensor
@@ -101,7 +104,8 @@ def attend(
     [R, h].
 
     r = RMS(wq_a x); q = RoPE_t(RMS_per_head(wq_b r)); the output is rotated back by -t, because values carry
-    their rotation; heads in G groups go through wo_a of their group, then wo_b over all."""
+    their rotation; heads in G groups go through wo_a of their group, then wo_b over all.
+    """
     heads, dim, eps = config.num_attention_heads, config.head_dim, config.rms_norm_eps
     cos, sin = queries.angles[w.ratio > 0]
     rank = w.query_norm.shape[0]

@@ -2,7 +2,8 @@
 
 What each group stores is in `kv_geometry.group_geometry`. A state row is float32 [kv | score + ape]. All
 layers of a group share its block table: block b is page b in each layer's plane of the group's tensor; block
-0 is the null block."""
+0 is the null block.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class GroupedCache:
 
     Group names not of this model, missing ones, and block sizes that are no multiple of the group's ratio are
     a `ValueError`. Tensors are not cleared between owners: a row is readable only once its owner has written
-    it. Groups that share a pool get tensors of their own, each of the pool's size."""
+    it. Groups that share a pool get tensors of their own, each of the pool's size.
+    """
 
     def __init__(
         self,
@@ -62,7 +64,8 @@ class GroupedCache:
 
     def rows(self, group: str, layer: int) -> Tensor:
         """The plane of one layer, [(usable blocks + 1) * rows_per_block, width]: slot = block id * rows +
-        offset."""
+        offset.
+        """
         return self._rows[group, layer]
 
     def fill_(self, value: float) -> None:

@@ -20,7 +20,8 @@ from hocket_kernels.rms_norm import rms_norm
 
 class ForwardOutput(NamedTuple):
     """logits: float32 [R, V] (prefill) or [N, 1 + K, V] (decode). streams: the residual streams after the
-    last layer, before the final collapse, [T, n, h] or [N, 1 + K, n, h], if asked for."""
+    last layer, before the final collapse, [T, n, h] or [N, 1 + K, n, h], if asked for.
+    """
 
     logits: Tensor
     streams: Tensor | None
@@ -37,7 +38,8 @@ class DeepseekV4Model:
         device: torch.device | str = "cpu",
     ) -> None:
         """`tensors` by release names, as a checked checkpoint holds them. Matrices are held in `dtype`;
-        norms, mixing weights, sinks, gates and compressors in float32."""
+        norms, mixing weights, sinks, gates and compressors in float32.
+        """
         self.config, self.dtype, self.device = config, dtype, torch.device(device)
         source = WeightSource(tensors, dtype, self.device)
         self.embedding = source.matrix("embed.weight")
@@ -72,7 +74,8 @@ class DeepseekV4Model:
     @torch.no_grad()
     def decode(self, dispatch: DecodeDispatch, cache: GroupedCache, streams: bool = False) -> ForwardOutput:
         """Write 1 + K rows of each request to the cache; logits of all rows (past num_tokens they mean
-        nothing)."""
+        nothing).
+        """
         step = decode_step(dispatch, cache, self.frequencies)
         x = self._layers(dispatch.token_ids.flatten(), step, cache, narrow=False)
         shape = dispatch.token_ids.shape

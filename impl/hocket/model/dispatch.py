@@ -2,7 +2,8 @@
 
 Both name, per KV cache group, the block ids of each request (`block_tables`): row of position p of request n
 lives in block `block_tables[group][n, p // block_size]`. Columns that no row of the dispatch needs hold the
-null block 0. All tensors of a dispatch are on the device of the cache."""
+null block 0. All tensors of a dispatch are on the device of the cache.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ from hocket_kernels.rms_norm import rms_norm
 
 class WeightSource:
     """A view on a state dict that converts what it hands out: `model` dtype for matrices, float32 for the
-    rest."""
+    rest.
+    """
 
     def __init__(
         self, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device | str, prefix: str = ""
@@ -50,7 +51,8 @@ class WeightSource:
 @dataclass(frozen=True, eq=False, slots=True)
 class HcWeights:
     """Mixing weights of one sub-layer, float32: fn [(2 + n) n, n h]; scale (repeated over its parts), base
-    [(2 + n) n]."""
+    [(2 + n) n].
+    """
 
     fn: Tensor
     scale: Tensor
@@ -141,7 +143,8 @@ def decoder_layer(
     """One layer over the T rows of a step: all of them are written to the cache, the query rows go on.
 
     streams: [T, n, h]. layer: index in the cache's groups. Returns [R, n, h], R = T when `queries` are all
-    rows."""
+    rows.
+    """
     mixing = (config.hc_sinkhorn_iters, config.hc_eps, config.rms_norm_eps)
     x, post, comb = hc_pre(streams, w.attn_hc.fn, w.attn_hc.scale, w.attn_hc.base, *mixing)
     x = rms_norm(x, w.attn_norm, config.rms_norm_eps)

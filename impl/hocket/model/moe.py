@@ -17,7 +17,8 @@ _GATHERED_WEIGHTS = (
 @dataclass(frozen=True, eq=False, slots=True)
 class MoeWeights:
     """gate: float32 [E, h]. bias: float32 [E], or tid2eid: int64 [V, k] in hash layers. w13: [E, 2I, h], gate
-    over up. w2: [E, h, I]. shared_w13: [2I, h]. shared_w2: [h, I]."""
+    over up. w2: [E, h, I]. shared_w13: [2I, h]. shared_w2: [h, I].
+    """
 
     gate: Tensor
     bias: Tensor | None
@@ -36,7 +37,8 @@ def swiglu(gate_up: Tensor, limit: float) -> Tensor:
 
 def moe(w: MoeWeights, x: Tensor, token_ids: Tensor, top_k: int, scaling: float, limit: float) -> Tensor:
     """Sum of the weighted routed experts, plus the shared expert. x: [T, h], normed; token_ids: int64 [T]. ->
-    [T, h]."""
+    [T, h].
+    """
     weights, experts = moe_gate(x, w.gate, w.bias, w.tid2eid, token_ids, top_k, scaling)
     shared = torch.nn.functional.linear(
         swiglu(torch.nn.functional.linear(x, w.shared_w13), limit), w.shared_w2

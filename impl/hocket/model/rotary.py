@@ -12,7 +12,8 @@ from hocket.model.config import DeepseekV4Config, YarnScaling
 
 def inverse_frequencies(config: DeepseekV4Config, compressed: bool) -> Tensor:
     """float32 [R / 2]: theta^(-2i / R) with the theta of window-only layers, or, for layers with compressed
-    entries (their queries and window rows included), with the compress theta and YaRN."""
+    entries (their queries and window rows included), with the compress theta and YaRN.
+    """
     dim = config.qk_rope_head_dim
     theta = config.compress_rope_theta if compressed else config.rope_theta
     frequencies = 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
@@ -23,7 +24,8 @@ def inverse_frequencies(config: DeepseekV4Config, compressed: bool) -> Tensor:
 
 def _yarn(frequencies: Tensor, theta: float, scaling: YarnScaling) -> Tensor:
     """Blend f (fast channels) into f / factor (slow ones) by a ramp between the channels that turn beta_fast
-    and beta_slow times over the original length."""
+    and beta_slow times over the original length.
+    """
     dim = 2 * frequencies.numel()
 
     def channel(turns: float) -> float:

@@ -1,5 +1,6 @@
 """What all layers of one dispatch share: which cache rows are written and closed, and how queries are laid
-out."""
+out.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class ClosedEntries(NamedTuple):
     """The E entries of one ratio whose last token is in this dispatch.
 
     slots: entry group -> int64 [E]. window_slots: state group -> int64 [E, pooled tokens], -1 before position
-    0. angles: at each entry's first token."""
+    0. angles: at each entry's first token.
+    """
 
     slots: Mapping[str, Tensor]
     window_slots: Mapping[str, Tensor]
@@ -52,7 +54,8 @@ class Queries:
     two kernels wants them: packed chunks (`query_start_loc` is given) or N requests of `width` rows each.
 
     rows: int64 [R] or None. token_ids: int64 [R]. starts: int64 [N], each request's first position.
-    num_tokens: int64 [N] (decode). angles: kind of layer (compressed or not) -> cos and sin of the rows."""
+    num_tokens: int64 [N] (decode). angles: kind of layer (compressed or not) -> cos and sin of the rows.
+    """
 
     rows: Tensor | None
     token_ids: Tensor
@@ -127,7 +130,8 @@ class Step:
 
     positions: int64 [T] (rows that are not in use repeat a used one's). angles: as in `Queries`, for all T
     rows. write_slots: group with one row per token -> int64 [T], -1 for rows not in use. closed: ratio ->
-    entries. all_rows: queries of every row; sampled: of the rows that get logits."""
+    entries. all_rows: queries of every row; sampled: of the rows that get logits.
+    """
 
     positions: Tensor
     angles: Mapping[bool, Angles]

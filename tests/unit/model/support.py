@@ -57,7 +57,7 @@ class Pages:
     """
 
     def __init__(self, cache: GroupedCache, config: KVCacheConfig, poison: bool, seed: int = 0) -> None:
-        self.cache, self.poison = cache, poison
+        self.cache, self.config, self.poison = cache, config, poison
         self.specs = {g.name: g for g in config.groups}
         self.random = random.Random(seed)
         self.free = {g.name: list(range(1, (g.num_blocks or 0) + 1)) for g in config.groups}
