@@ -27,7 +27,7 @@ def traced(path, depth):
     """A run with everything in it: stop string, abort, preemption, memory pressure, an idle time."""
     kv = KVCacheConfig(
         groups=(KVGroupSpec("full", 4, pool="main"), KVGroupSpec("near", 2, window=5, pool="main")),
-        pools={"main": 20},
+        pools={"main": 18},
     )
     with TraceWriter(path) as trace, make_engine(depth, kv=kv, trace=trace) as engine:
         early = run_all(engine, [request("early", max_tokens=2)])
@@ -35,7 +35,7 @@ def traced(path, depth):
         engine.add_request(request("stops", (3,), max_tokens=20, stop=(chr(ord("a") + said[4]),)))
         engine.add_request(request("leaves", range(9), max_tokens=20))
         for i in range(3):
-            engine.add_request(request(f"r{i}", range(i, i + 7), max_tokens=14, priority=-i, eos=25))
+            engine.add_request(request(f"r{i}", range(i, i + 7), max_tokens=24, priority=-i, eos=25))
         updates = {}
         for i in range(8):
             for update in engine.step():
