@@ -1,4 +1,4 @@
-"""Lock-step of the real scheduler with the reference model, over a family of small instances at depth 1 to 3."""
+"""Lock-step of the real scheduler with the reference model, over small instances at depth 1 to 3."""
 
 import gc
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The reference model alone, over every dispatch that its rules allow: properties, stuck states, exact waits."""
+"""The reference model alone, over every dispatch that its rules allow: properties and exact waits."""
 
 import pytest
 
