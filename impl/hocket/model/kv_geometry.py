@@ -97,12 +97,11 @@ def blocks_per_request(block_size: int, window: int | None, tokens: int, row: in
     require_int("tokens", tokens, 1)
     if window is None:
         return -(-tokens // block_size)
-    # While rows are whole the count grows up to q = window and is periodic in block_size from there; once
-    # rows are cut at `tokens` it only falls. So one period and the first cut row hold the maximum.
-    cut = max(0, tokens - row)
-    candidates = {*range(min(cut, window + block_size) + 1), cut, min(cut + 1, tokens - 1)}
+    # While rows are whole the count grows up to q = window and is periodic in block_size from there; from the
+    # first row on that is cut at `tokens` it only falls. So the first period holds the maximum.
     most: int = max(
-        -(-min(q + row, tokens) // block_size) - max(0, q - window) // block_size for q in candidates
+        -(-min(q + row, tokens) // block_size) - max(0, q - window) // block_size
+        for q in range(min(tokens, window + block_size + 1))
     )
     return most
 

@@ -174,6 +174,7 @@ def test_the_newer_spelling_is_complete_by_itself():
         ({"architectures": ABSENT, "model_type": ABSENT}, "neither 'architectures' nor 'model_type'"),
         ({"model_type": "deepseek_v3"}, "model_type must be 'deepseek_v4', got 'deepseek_v3'"),
         ({"num_key_value_heads": 8}, "num_key_value_heads must be 1, got 8"),
+        ({"num_key_value_heads": True}, "num_key_value_heads must be 1, got True"),
         ({"n_shared_experts": 2}, "n_shared_experts must be 1, got 2"),
         ({"scoring_func": "sigmoid"}, "scoring_func must be 'sqrtsoftplus', got 'sigmoid'"),
         ({"topk_method": "greedy"}, "topk_method must be 'noaux_tc', got 'greedy'"),

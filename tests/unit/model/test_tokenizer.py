@@ -196,10 +196,11 @@ def chat(tmp_path, template, **variables):
 def test_templates_get_variables_json_and_loop_controls(tmp_path):
     template = (
         "{% for m in messages %}{% if m.role == 'assistant' %}{% break %}{% endif %}"
-        "{{ m | tojson }}{% endfor %}"
+        "{{ m | tojson }}{{ mood | tojson }}{% endfor %}"
         "{% if add_generation_prompt %}>{% endif %}{{ mood }}"
     )
-    assert chat(tmp_path, template, mood="é") == '{"role": "user", "content": "hi"}>é'
+    assert chat(tmp_path, template, mood="é") == '{"role": "user", "content": "hi"}"é">é'
+    template = "{{ messages[0] | tojson }}{% if add_generation_prompt %}>{% endif %}"
     assert chat(tmp_path, template, add_generation_prompt=False) == '{"role": "user", "content": "hi"}'
 
 
