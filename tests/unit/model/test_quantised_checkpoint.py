@@ -1,4 +1,4 @@
-"""FP8 and FP4 checkpoints: dequantised as scalar arithmetic does it; refused where anything is out of place."""
+"""FP8 and FP4 checkpoints: dequantised as scalar arithmetic does it; refused where anything does not fit."""
 
 import dataclasses
 
