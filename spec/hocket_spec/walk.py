@@ -165,9 +165,10 @@ def attempt(cfg: Config, s: State, phase: int) -> Attempt:
         elif r.status != RUNNING:
             head = next(y for y in s.requests if y.status != RUNNING)
             why = "queue" if stopped or head.name != r.name else admission(cfg, s, r, length, given)
+            why = "budget" if why == "alignment" and not left else why
             stopped = stopped or why != ""
         elif length <= 0:
-            why = "alignment"
+            why = "alignment" if left else "budget"
         else:
             why, victims = room(cfg, s, r, 1 if phase == DECODE else length, given)
         if why:
