@@ -107,7 +107,7 @@ def assert_as_alone(found: dict[str, RequestResult], wanted: list[Request]) -> N
 
 
 def cache_rows(built: Engine, request_id: str) -> dict[str, torch.Tensor]:
-    """What a request's next row can read, group by group: [layers, rows, width], by position, not by block."""
+    """What a request's next row can read, group by group: [layers, rows, width], ordered by position."""
     runner = built.runner
     slot = runner.slots.slot_of(request_id)
     computed = int(runner.slots.computed[slot])

@@ -24,6 +24,7 @@ from hocket.cli.knobs import (
     or_refuse,
     scheduler_config,
 )
+from hocket.core.checks import require_int
 from hocket.core.config import SchedulerConfig
 from hocket.core.phase import Phase
 from hocket.core.records import SchedulerOutput
@@ -81,7 +82,7 @@ def _run(args: argparse.Namespace) -> int:
     config = scheduler_config(args)
     options = ModelOptions(**model_options(args))
     if args.threads is not None:
-        torch.set_num_threads(args.threads)
+        torch.set_num_threads(require_int("threads", args.threads, 1))
     loaded = load_model(recall_folder(), options)
     needle, live = _requests(loaded, config)
     print(
@@ -123,6 +124,8 @@ def _observe(
     with ExitStack() as stack:
         trace = stack.enter_context(TraceWriter(trace_file)) if trace_file else None
         engine: Engine = stack.enter_context(build_engine(loaded, config, seed=args.seed, trace=trace))
+        for request in requests:
+            engine.check_request(request)
         progress = stack.enter_context(Progress(total, args.progress, f"{title:<14}", "tokens"))
 
         def observe(step: StepReport) -> None:

@@ -40,7 +40,7 @@ class ModelRunner:
     ) -> None:
         self.model = model
         self.cache = cache
-        self.slots = SlotTable(max_num_seqs, kv_cache_config.groups, max_model_len)
+        self.slots = SlotTable(max_num_seqs, kv_cache_config, max_model_len)
         self.last_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=model.device)
         """`[slots]`: what each slot sampled last, the input of its next decode row. Stays on the device."""
 

@@ -92,7 +92,7 @@ class SimulatedRunner:
         self._acceptance = acceptance
         self._cost = cost or StepCost()
         self._sleep = sleep
-        self.slots = SlotTable(max_num_seqs, kv_cache_config.groups, max_model_len)
+        self.slots = SlotTable(max_num_seqs, kv_cache_config, max_model_len)
         blocks = list(kv_cache_config.pool_blocks.values())
         self.memory: dict[str, Hashes] = {
             g.name: np.zeros((blocks[pool] + 1, g.block_size), dtype=np.uint64)

@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.core.config import KVGroupSpec
+from hocket.core.config import KVCacheConfig
 from hocket.runner.api import NewRequest, RunnerError
 
 IntArray = NDArray[np.int32]
@@ -41,8 +41,12 @@ class SlotTable:
     anything.
     """
 
-    def __init__(self, max_slots: int, groups: Sequence[KVGroupSpec], max_model_len: int) -> None:
-        self.groups = tuple(groups)
+    def __init__(self, max_slots: int, kv_cache_config: KVCacheConfig, max_model_len: int) -> None:
+        self.groups = kv_cache_config.groups
+        blocks = list(kv_cache_config.pool_blocks.values())
+        self._last_block = {
+            g.name: blocks[pool] for g, pool in zip(self.groups, kv_cache_config.pool_of_group, strict=True)
+        }
         self.records: dict[str, RequestRecord] = {}
         self.epochs = np.full(max_slots, -1, dtype=np.int64)
         self.computed = np.zeros(max_slots, dtype=np.int64)
@@ -120,7 +124,12 @@ class SlotTable:
                 np.int32
             )
             for row in np.flatnonzero(after > before).tolist():
-                table[row, before[row] : after[row]] = added[row][name]
+                ids, last = added[row][name], self._last_block[name]
+                if min(ids) < 1 or max(ids) > last:
+                    raise RunnerError(
+                        f"row {row}: new blocks {ids} of group {name!r} are not all in [1, {last}]"
+                    )
+                table[row, before[row] : after[row]] = ids
             if group.window is not None:
                 computed = np.where(fresh, 0, self.computed[slots])
                 left = np.maximum(computed - group.window, 0) // size

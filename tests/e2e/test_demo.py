@@ -1,0 +1,91 @@
+"""`hocket demo`: right answer, interleaved, identical; a wrong answer or a mismatch is exit status 1."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from hocket.cli import demo
+from hocket.cli.main import main
+from hocket.core.phase import Phase
+from hocket.obs.trace import ScheduleRecord, read_trace, step_string
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_as_a_user_runs_it(depth, tmp_path):
+    trace = tmp_path / "trace.ndjson"
+    command = [sys.executable, "-m", "hocket", "demo", "--async-depth", str(depth), "--trace", str(trace)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ORBIT-7319 | MAPLE-6047 | QUARTZ-2851   (right)" in done.stdout
+    assert re.search(r"chunk offsets +0 2048 4096 6144\n", done.stdout)
+    assert re.search(r"steps +P D P D P D P D P D", done.stdout)
+    assert "identical to isolated run: yes" in done.stdout
+    for name in ("needle", "live"):
+        for run in ("alone", "together"):
+            assert re.search(rf"{name} +{run} +[\d,]+ ms +[\d,]+ ms", done.stdout)
+    assert re.search(r"both together +100%.*prefill [\d,]+ tok/s, decode [\d,]+ tok/s", done.stderr)
+    outputs = [r.output for r in read_trace(trace).records if isinstance(r, ScheduleRecord)]
+    assert step_string(outputs).startswith("P D P D P D P D P D")
+    chunks = [
+        o.num_computed_tokens for o in outputs if o.phase == Phase.PREFILL and "needle" in o.request_ids
+    ]
+    assert chunks == [(0,), (2048,), (4096,), (6144,)]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--prefill-chunk-size", "1000", "--async-depth", "3"],
+        ["--decode-steps-per-turn", "2", "--long-prefill-token-threshold", "4096"],
+        ["--prefill-steps-per-turn", "2", "--no-reserve-full-prompt", "--block-size", "32"],
+    ],
+    ids=" ".join,
+)
+def test_other_knobs(flags, capsys):
+    assert main(["demo", "--no-progress", *flags]) == 0, capsys.readouterr().out
+    assert "identical to isolated run: yes" in capsys.readouterr().out
+
+
+SHORT = ["demo", "--no-progress", "--max-model-len", "1024", "--prefill-chunk-size", "128"]
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """The same with a prompt of 700 tokens."""
+    real = demo.needle_prompt
+    monkeypatch.setattr(demo, "needle_prompt", lambda: real(700))
+
+
+def test_a_wrong_answer_is_status_1(short, monkeypatch, capsys):
+    assert main(SHORT) == 0
+    capsys.readouterr()
+    monkeypatch.setattr(demo, "ANSWER", "ORBIT-0000")
+    assert main(SHORT) == 1
+    assert "WRONG, expected ORBIT-0000" in capsys.readouterr().out
+
+
+def test_a_mismatch_is_status_1(short, monkeypatch, capsys):
+    """The live request says something else beside the needle than alone."""
+    real = demo._observe
+
+    def spoilt(loaded, config, args, requests, *rest):
+        observed = real(loaded, config, args, requests, *rest)
+        if len(requests) == 2:
+            from dataclasses import replace
+
+            result = observed.results["live"]
+            observed.results["live"] = replace(result, token_ids=(*result.token_ids[:-1], 3))
+        return observed
+
+    monkeypatch.setattr(demo, "_observe", spoilt)
+    assert main(SHORT) == 1
+    assert "identical to isolated run: no" in capsys.readouterr().out
+
+
+def test_silence_of_the_live_request_is_status_1(short, monkeypatch, capsys):
+    """Two prefill dispatches in a row where one is allowed."""
+    monkeypatch.setattr(demo.Observed, "longest_silence", lambda self: 2)
+    assert main(SHORT) == 1
+    assert "SILENT for 2 prefill steps" in capsys.readouterr().out
