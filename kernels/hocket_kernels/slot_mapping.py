@@ -18,6 +18,8 @@ def slot_mapping(
     """
     p = positions.clamp(min=0)
     columns = p.div(block_size, rounding_mode="floor")
-    blocks = block_table[requests, columns].to(torch.int64)
-    slots = blocks * (block_size // ratio) + (p - columns * block_size).div(ratio, rounding_mode="floor")
+    shift = block_table[requests, columns] - columns  # in blocks; a block starts at a whole row
+    slots = torch.add(
+        p if ratio == 1 else p.div(ratio, rounding_mode="floor"), shift, alpha=block_size // ratio
+    )
     return torch.where(positions < 0, -1, slots)

@@ -59,29 +59,25 @@ class DeepseekV4Model:
             inverse_frequencies(config, compressed=True).to(self.device),
         )
 
-    @torch.no_grad()
     def prefill(self, dispatch: PrefillDispatch, cache: GroupedCache, streams: bool = False) -> ForwardOutput:
         """Write the chunks' rows to the cache; logits of `dispatch.sample_rows`, in their order.
 
         Without `streams` the last layer computes queries and experts of the sampled rows only.
         """
-        step = prefill_step(dispatch, cache, self.frequencies)
-        x = self._layers(dispatch.token_ids, step, cache, narrow=not streams)
-        if not streams:
-            return ForwardOutput(self.logits(x), None)
-        return ForwardOutput(self.logits(x[dispatch.sample_rows]), x)
+        with torch.inference_mode():
+            step = prefill_step(dispatch, cache, self.frequencies)
+            x = self._layers(dispatch.token_ids, step, cache, narrow=not streams)
+            logits = self.logits(x[dispatch.sample_rows] if streams else x)
+        return _ordinary(logits, x if streams else None)
 
-    @torch.no_grad()
     def decode(self, dispatch: DecodeDispatch, cache: GroupedCache, streams: bool = False) -> ForwardOutput:
-        """Write 1 + K rows of each request to the cache; logits of all rows (past num_tokens they mean
-        nothing).
-        """
-        step = decode_step(dispatch, cache, self.frequencies)
-        x = self._layers(dispatch.token_ids.flatten(), step, cache, narrow=False)
+        """Write 1 + K rows of each request to the cache; logits of all rows, meaningless past num_tokens."""
         shape = dispatch.token_ids.shape
-        return ForwardOutput(
-            self.logits(x).view(*shape, -1), x.view(*shape, *x.shape[1:]) if streams else None
-        )
+        with torch.inference_mode():
+            step = decode_step(dispatch, cache, self.frequencies)
+            x = self._layers(dispatch.token_ids.flatten(), step, cache, narrow=False)
+            logits = self.logits(x).view(*shape, -1)
+        return _ordinary(logits, x.view(*shape, *x.shape[1:]) if streams else None)
 
     def logits(self, streams: Tensor) -> Tensor:
         """Collapse, norm and head: [R, n, h] -> float32 [R, V]."""
@@ -97,3 +93,8 @@ class DeepseekV4Model:
             queries = step.sampled if narrow and i == last else step.all_rows
             x = decoder_layer(weights, x, step, queries, cache, i, self.config)
         return x
+
+
+def _ordinary(logits: Tensor, streams: Tensor | None) -> ForwardOutput:
+    """Copies that may be changed in place, which tensors made in inference mode may not."""
+    return ForwardOutput(logits.clone(), None if streams is None else streams.clone())

@@ -38,11 +38,11 @@ GEOMETRIES: Mapping[str, Mapping[str, int]] = {
 }
 
 
-def cache_config(config: DeepseekV4Config, geometry: str, tokens: int) -> KVCacheConfig:
-    """Pools that hold `tokens` tokens in every group, windows ignored."""
+def cache_config(config: DeepseekV4Config, geometry: str, tokens: int, spare: int = 4) -> KVCacheConfig:
+    """Pools that hold `tokens` tokens in every group, windows ignored, and `spare` blocks more."""
     return KVCacheConfig(
         groups=tuple(
-            KVGroupSpec(name, size, num_blocks=-(-tokens // size) + 4, window=group.window)
+            KVGroupSpec(name, size, num_blocks=-(-tokens // size) + spare, window=group.window)
             for name, group in group_geometry(config).items()
             for size in [GEOMETRIES[geometry][name]]
         )
@@ -113,8 +113,9 @@ class Driver:
         tokens: int = 4096,
         poison: bool = True,
         seed: int = 0,
+        spare: int = 4,
     ) -> None:
-        config = cache_config(model.config, geometry, tokens)
+        config = cache_config(model.config, geometry, tokens, spare)
         self.model = model
         self.cache = GroupedCache(model.config, config, model.dtype)
         self.cache.fill_(float("nan"))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hocket.model.deepseek_v4 import DeepseekV4Model
+from hocket.model.dispatch import DecodeDispatch, PrefillDispatch
 from tests.unit.model.oracle import Pair, oracle_logits
 from tests.unit.model.pairwise import pairwise, render
 from tests.unit.model.support import MODELS, TOLERANCE, Driver, difference, token_ids
@@ -172,14 +173,63 @@ def test_8192_tokens(references: References, case: dict[str, Any]) -> None:
         assert difference(found["other"], other_expected[:PROMPT]) <= TOLERANCE
 
 
-def test_only_sampled_rows_get_logits_and_streams_are_reachable(references: References) -> None:
-    """The last layer narrowed to the sampled rows, and the streams, say the same as all rows at once."""
+def test_only_sampled_rows_get_logits(references: References) -> None:
+    """The last layer narrowed to the sampled rows says the same as all rows at once."""
     pair = references.pair("W16")
     ids = {"a": token_ids(200, seed=1), "b": token_ids(77, seed=2)}
     every, last = Driver(pair.model), Driver(pair.model)
     everything = every.run(ids, chunk=50)
     for at in range(0, 200, 50):
         chunks = {r: t[at : at + 50].tolist() for r, t in ids.items() if at < len(t)}
-        found = last.prefill(chunks, all_rows=False)
-        for r, logits in found.items():
-            assert difference(logits, everything[r][at + len(chunks[r]) - 1 : at + len(chunks[r])]) <= 1e-5
+        for r, logits in last.prefill(chunks, all_rows=False).items():
+            end = at + len(chunks[r])
+            assert difference(logits, everything[r][end - 1 : end]) <= 1e-5
+    last.pages.grow("a", 200, 2)
+    nobody = PrefillDispatch.pack([[5, 6]], [200], last.pages.block_tables(["a"]), sample_rows=[])
+    assert pair.model.prefill(nobody, last.cache).logits.shape == (0, 128)
+
+
+def test_streams_before_the_head(references: References) -> None:
+    pair = references.pair("W16")
+    ids, logits = references.sequence("W16", 0)
+    seen: list[Tensor] = []
+    hook = pair.oracle.model.hc_head.register_forward_pre_hook(lambda _, args: seen.append(args[0][0]))
+    oracle_logits(pair.oracle, ids[:203], 203)
+    hook.remove()
+    driver = Driver(pair.model)
+    driver.pages.grow("a", 0, 203)
+    tables = driver.pages.block_tables(["a"])
+    chunk = PrefillDispatch.pack([ids[:200].tolist()], [0], tables)
+    out = pair.model.prefill(chunk, driver.cache, streams=True)
+    assert out.streams is not None
+    assert out.streams.shape == (200, 4, 64)
+    assert difference(out.streams, seen[0][:200]) <= 1e-3
+    assert difference(out.logits, logits[199:200]) <= TOLERANCE
+    assert difference(pair.model.logits(out.streams), logits[:200]) <= TOLERANCE
+    rows = DecodeDispatch(ids[None, 200:203], torch.tensor([200]), torch.tensor([3]), tables)
+    decoded = pair.model.decode(rows, driver.cache, streams=True)
+    assert decoded.streams is not None
+    assert difference(decoded.streams[0], seen[0][200:]) <= 1e-3
+    decoded.logits.zero_()  # results may be changed in place
+
+
+def test_a_padding_request_changes_nothing(references: References) -> None:
+    """A decode row without tokens, all null blocks: the others' logits and rows stay what they are."""
+    pair = references.pair("W16")
+    ids, logits = references.sequence("W16", 0)
+    driver = Driver(pair.model)
+    driver.prefill({"a": ids[:100].tolist()})
+    driver.pages.grow("a", 100, 2)
+    tables = {g: torch.cat((torch.zeros_like(t), t)) for g, t in driver.pages.block_tables(["a"]).items()}
+    before = {g: t.clone() for g, t in driver.cache.tensors.items()}
+    dispatch = DecodeDispatch(
+        torch.stack((torch.zeros(2, dtype=torch.int64), ids[100:102])),
+        torch.tensor([0, 100]), torch.tensor([0, 2]), tables,
+    )  # fmt: skip
+    found = pair.model.decode(dispatch, driver.cache).logits
+    assert difference(found[1], logits[100:102]) <= TOLERANCE
+    for group, tensor in driver.cache.tensors.items():
+        rows, layout = driver.cache.rows_per_block(group), driver.cache.layouts[group]
+        layers = [2 * (layout.ratio == 1 and layer < 3) for layer in layout.layers]  # 3 is the draft layer
+        changed = ~torch.isclose(tensor, before[group], rtol=0, atol=0, equal_nan=True).all(-1)[:, rows:]
+        assert changed.sum(1).tolist() == layers
