@@ -1,7 +1,7 @@
 """What a dispatch may take: needs, set-aside, hold, victims. Pure functions of the state, recomputed at
 each call.
 
-The words are DESIGN's: runnable, available, blocked, designate, claimant, hold.
+Seniority decides about blocks, service decides about tokens.
 """
 
 from functools import lru_cache

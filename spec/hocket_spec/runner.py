@@ -13,39 +13,11 @@ from typing import NamedTuple
 
 from hocket_spec.blocks import ceil_div
 from hocket_spec.state import DECODE, PREFILL, Group
-from hocket_spec.told import Told
-
-NULL = 0  # the null block: never handed out, fills columns that a window returned
-Block = tuple[int, int]  # (pool, id)
+from hocket_spec.told import NULL, Block, Flown, Slot, Told
 
 
 class Mismatch(Exception):
     """What the runner was told contradicts what it was told before."""
-
-
-class Slot(NamedTuple):
-    """computed: rows that exist once all dispatches ran, drafts included; certain: rows that exist
-    whatever is
-    rejected; processed: rows whose results the scheduler has. last: a token was sampled that decode can go
-    on from.
-    """
-
-    epoch: int
-    computed: int
-    certain: int
-    processed: int
-    tables: tuple[tuple[int, ...], ...]
-    last: bool
-
-
-class Flown(NamedTuple):
-    """A row in flight, the first token that it may write, and the blocks: block -> token past its end."""
-
-    name: str
-    epoch: int
-    length: int
-    first: int
-    writes: Mapping[Block, int]
 
 
 class View(NamedTuple):

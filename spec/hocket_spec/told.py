@@ -1,7 +1,10 @@
-"""What a scheduler tells a runner, row by row and in notices: the shape, whoever implements it."""
+"""What a scheduler tells a runner, row by row and in notices, and what a runner remembers of it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+NULL = 0  # the null block: never handed out, fills columns that a window returned
+Block = tuple[int, int]  # (pool, id)
 
 
 class Told(Protocol):
@@ -27,3 +30,28 @@ class Told(Protocol):
     def finished_request_ids(self) -> Sequence[str]: ...
     @property
     def resumed_request_ids(self) -> Sequence[str]: ...
+
+
+class Slot(NamedTuple):
+    """computed: rows that exist once all dispatches ran, drafts included; certain: rows that exist
+    whatever is
+    rejected; processed: rows whose results the scheduler has. last: a token was sampled that decode can go
+    on from.
+    """
+
+    epoch: int
+    computed: int
+    certain: int
+    processed: int
+    tables: tuple[tuple[int, ...], ...]
+    last: bool
+
+
+class Flown(NamedTuple):
+    """A row in flight, the first token that it may write, and the blocks: block -> token past its end."""
+
+    name: str
+    epoch: int
+    length: int
+    first: int
+    writes: Mapping[Block, int]
