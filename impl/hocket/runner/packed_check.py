@@ -292,8 +292,13 @@ def _check_table(pack: Pack, row: int, group: Any, returned: int, needed: int) -
 
 def _table_is_fine(table: Any, returned: int, needed: int) -> bool:
     """True if the columns surely obey `column_problem`; if False they must be looked at one by one."""
-    if not all_in_range(table, MAX_INDEX):
+    if not isinstance(table, np.ndarray):
+        body, tail = table[returned:needed], table[needed:]
+        return all_in_range(table, MAX_INDEX) and NULL_BLOCK not in body and not any(tail)
+    if table.dtype.kind not in "iu":
         return False
-    if isinstance(table, np.ndarray):
-        return bool(table[returned:needed].all()) and not table[needed:].any()
-    return NULL_BLOCK not in table[returned:needed] and not any(table[needed:])
+    # A dispatch has hundreds of short tables, so that every pass over one of them counts.
+    head, tail = table[:returned], table[needed:]
+    if table[returned:needed].min() <= NULL_BLOCK or (len(head) and head.min() < 0) or tail.any():
+        return False
+    return table.dtype == np.int32 or int(table.max()) <= MAX_INDEX
