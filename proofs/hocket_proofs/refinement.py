@@ -101,7 +101,7 @@ def abstract(s: Scheduler, pools: int) -> model.State:
 
 
 class Adapter:
-    """The real scheduler behind the protocol of `hocket_spec.check.lockstep.System`."""
+    """The real scheduler behind the protocol of `hocket_spec.check.pair.System`."""
 
     def __init__(self, cfg: model.Config, scheduler: type[Scheduler] = Scheduler) -> None:
         self.cfg = cfg

@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from hocket_proofs.refinement import Adapter
 from hocket_spec import actions, properties, runner
 from hocket_spec.blocks import capacity
-from hocket_spec.check import gates, lockstep, progress
+from hocket_spec.check import gates, progress
 from hocket_spec.check.instances import Traffic
-from hocket_spec.check.lockstep import Action, Pair
+from hocket_spec.check.pair import Action, Pair, step
 from hocket_spec.state import DECODE, PREFILL, RUNNING, Config, Group, find, initial
 
 MOST = Traffic(12, 7)  # the largest request that arrives
@@ -70,7 +70,7 @@ class SideBySide(RuleBasedStateMachine):
         self.preempted = 0
 
     def act(self, action: Action) -> None:
-        self.pair = lockstep.step(self.cfg, self.pair, action, self.met)
+        self.pair = step(self.cfg, self.pair, action, self.met)
 
     @rule(prompt=st.integers(1, MOST.prompt), limit=st.integers(1, MOST.limit), priority=st.integers(0, 1))
     def add(self, prompt: int, limit: int, priority: int) -> None:
