@@ -40,8 +40,9 @@ class Dispatch(NamedTuple):
 class Submission:
     """What must become of one accepted request."""
 
-    def __init__(self, request: Request, limit: int) -> None:
+    def __init__(self, request: Request, limit: int, arrival: int) -> None:
         self.prompt = request.prompt_token_ids
+        self.seniority = (request.priority, arrival)
         self.limit = limit
         stops = request.sampling_params.stop_token_ids
         self.expected: list[int] = []  # the tokens of an isolated run
@@ -106,6 +107,7 @@ class Driver:
         self.submissions: dict[str, Submission] = {}  # by request id; a later one of the same id replaces it
         self.in_flight: deque[InFlight] = deque()
         self.dispatches: list[Dispatch] = []
+        self.arrivals = 0
         self.calls = 0
         self.empty_calls: list[int] = []
         self.outputs: list[SchedulerOutput] = []
@@ -128,7 +130,8 @@ class Driver:
         )
         self.scheduler.add_request(request)
         limit = min(max_tokens, self.config.max_model_len - len(tokens))
-        self.submissions[name] = Submission(request, limit)
+        self.arrivals += 1
+        self.submissions[name] = Submission(request, limit, self.arrivals)
         self.device.prompts[name] = request.prompt_token_ids
         self.device.emitted[name] = self.submissions[name].emitted
         self.check()
@@ -326,12 +329,22 @@ class Driver:
                 submission.processed = 0
                 submission.tiles[epoch] = (len(submission.prompt) + len(submission.emitted), 0)
             self._check_row(submission, output, row)
+        self._check_no_overtaking([name for name in rows if before[name] != "running"])
         dispatch = Dispatch(output.step_id, self.calls, output.phase, rows, output)
         self.dispatches.append(dispatch)
         tokens, writes = self.device.execute(output)
         self.in_flight.append(InFlight(dispatch, tokens, writes))
         self.check()
         return dispatch
+
+    def _check_no_overtaking(self, admitted: list[str]) -> None:
+        """Nobody is admitted past a more senior request that waits, a victim of this call included (L4)."""
+        waiting = [name for name, state in self.states().items() if state.status != "running"]
+        for name in admitted:
+            for other in waiting:
+                assert self.submissions[name].seniority < self.submissions[other].seniority, (
+                    f"{name} was admitted past {other}"
+                )
 
     def _check_row(self, submission: Submission, output: SchedulerOutput, row: int) -> None:
         """Chunks tile the replay without gap or overlap, decode rows come after it, and only then are tokens

@@ -209,3 +209,21 @@ def test_b25_no_preemption_cascade_while_blocks_wait_for_a_step_in_flight(depth:
     d.finish()
     assert len(d.preemptions) <= 4
     assert d.preempted_by_pressure == len(d.preemptions)
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_the_blocks_of_a_victim_do_not_let_a_junior_overtake_it(depth: int) -> None:
+    """P1's chunk preempts V, which gives back more than P1 needs. W, junior to V, would fit into the rest."""
+    d = Driver(group("A", 4, 9), depth=depth, chunk=8, budget=16, seats=2, reserve_full_prompt=False)
+    d.add("V", 12, 12, priority=1)
+    d.run(until=lambda: len(d.outputs_of("V")) == 9)
+    d.drain()
+    d.add("P1", 16, 1)
+    d.add("W", 4, 1, priority=2)
+    d.run(until=lambda: bool(d.preemptions))
+    assert d.preemptions == ["V"]
+    assert list(d.dispatches[-1].rows) == ["P1"]
+    assert d.free()["A"] >= 1, "W would fit"
+    d.finish()
+    resumed = next(x for x in d.dispatches if "V" in x.output.resumed_request_ids)
+    assert resumed.call <= d.dispatches_of("W")[0].call
