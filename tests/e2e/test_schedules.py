@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from hocket.core.phase import Phase
 from hocket.engine.engine import run_all
 from tests.e2e.world import (
     alone,
@@ -250,15 +249,23 @@ def test_a_row_whose_logits_are_broken_fails_alone():
     assert_as_alone(found, [good])
 
 
-def test_only_rows_that_sample_reach_the_head(monkeypatch):
-    seen = []
+def test_rows_that_sample(monkeypatch):
+    """Only they run the head; they are sampled at their place in the sequence, with their request's seed."""
+    from hocket.runner import model_runner
+
+    heads, sampled = [], []
+    real_sample = model_runner.sample
+
+    def noted(logits, params, seeds, positions):
+        sampled.extend(zip(seeds, positions, strict=True))
+        return real_sample(logits, params, seeds, positions)
+
+    monkeypatch.setattr(model_runner, "sample", noted)
     with engine(1, prefill_chunk_size=32) as built:
-        real = built.runner.model.logits
-        monkeypatch.setattr(built.runner.model, "logits", lambda x: seen.append(len(x)) or real(x))
-        built.observers.append(lambda step: None)
-        run_all(
-            built, [request("long", prompt(100), max_tokens=2), request("short", prompt(5), max_tokens=2)]
-        )
-        phases = [Phase.PREFILL] * 4
-    assert sum(seen) == 2 * 2  # two final chunks and two decode rows; the chunks before them none
-    assert len(seen) >= len(phases)
+        real_head = built.runner.model.logits
+        monkeypatch.setattr(built.runner.model, "logits", lambda x: heads.append(len(x)) or real_head(x))
+        run_all(built, [request(f"r{n}", prompt(n), max_tokens=2, seed=n) for n in (100, 5)])
+        chunks = built.stats.prefill_steps
+    assert sum(heads) == 2 * 2, "two final chunks and two decode rows; the chunks before them none"
+    assert len(heads) > chunks >= 4
+    assert sorted(sampled) == [(5, 5), (5, 6), (100, 100), (100, 101)]

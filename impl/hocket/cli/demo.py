@@ -30,7 +30,7 @@ from hocket.core.phase import Phase
 from hocket.core.records import SchedulerOutput
 from hocket.core.request import Request, SamplingParams
 from hocket.engine.build import LoadedModel, ModelOptions, build_engine, load_model
-from hocket.engine.engine import Engine, StepReport
+from hocket.engine.engine import Engine, StepReport, run_all
 from hocket.engine.progress import Progress
 from hocket.engine.results import RequestResult
 from hocket.model.recall import ANSWER, live_prompt, needle_prompt, recall_folder
@@ -92,6 +92,7 @@ def _run(args: argparse.Namespace) -> int:
         f"{torch.get_num_threads()} threads, {options.dtype} on {options.device}\n",
         flush=True,
     )
+    _warm_up(loaded, config, needle)
     alone = {
         request.request_id: _observe(loaded, config, args, [request], f"{request.request_id}, alone")
         for request in (needle, live)
@@ -108,6 +109,13 @@ def _requests(loaded: LoadedModel, config: SchedulerConfig) -> tuple[Request, Re
     params = SamplingParams(max_tokens=prompt.max_tokens)
     free = SamplingParams(max_tokens=beside.max_tokens, ignore_eos=True)
     return loaded.request(NEEDLE, prompt.token_ids, params), loaded.request(LIVE, beside.token_ids, free)
+
+
+def _warm_up(loaded: LoadedModel, config: SchedulerConfig, needle: Request) -> None:
+    """One chunk and one decode row, so that what only a first dispatch pays for is in nobody's times."""
+    tokens = needle.prompt_token_ids[: min(config.aligned_chunk_size, len(needle.prompt_token_ids) - 1)]
+    with build_engine(loaded, config) as engine:
+        run_all(engine, [loaded.request("warm-up", tokens, SamplingParams(max_tokens=2, ignore_eos=True))])
 
 
 def _observe(

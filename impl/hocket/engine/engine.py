@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,6 +36,7 @@ from hocket.runner.philox import random_bits
 from hocket.sched.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from hocket.engine.build import ModelOptions
     from hocket.model.tokenizer import Decoder
 
 
@@ -96,6 +98,22 @@ class Engine:
             self._executor = ThreadExecutor(runner, on_result, clock)
         if trace is not None:
             trace.header(scheduler_config, kv_cache_config, runner.describe())
+
+    @classmethod
+    def from_model(
+        cls,
+        folder: str | Path,
+        scheduler_config: SchedulerConfig | None = None,
+        options: ModelOptions | None = None,
+        *,
+        seed: int = 0,
+        trace: TraceWriter | None = None,
+    ) -> Engine:
+        """Load a checkpoint folder and make an engine for it. `ValueError` names file, tensor or option."""
+        from hocket.engine.build import build_engine, load_model  # torch
+
+        config = scheduler_config or SchedulerConfig()
+        return build_engine(load_model(folder, options), config, seed=seed, trace=trace)
 
     # --- Requests ---------------------------------------------------------------------------------
 

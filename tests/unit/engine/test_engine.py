@@ -177,6 +177,16 @@ def test_abort(depth):
     assert found["b"].token_ids == tokens_of((5,), 6)
 
 
+def test_a_request_aborted_before_its_first_row_leaves_nothing():
+    with make_engine(1) as engine:
+        engine.add_request(request("a"))
+        assert engine.abort_request("a").result.token_ids == ()
+        assert not engine.has_unfinished_requests()
+        assert engine._unsent == {}
+        assert engine.step() == []
+    assert engine.runner.slots.records == {}
+
+
 @DEPTHS
 def test_external_preemption_changes_no_token(depth):
     with make_engine(depth) as engine:

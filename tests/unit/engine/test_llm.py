@@ -205,6 +205,25 @@ def test_bad_knobs_are_named(knobs, message):
         LLM(tiny(), no_such_knob=1)
 
 
+def test_engines_and_streams_from_a_folder():
+    import asyncio
+    from dataclasses import replace
+
+    from hocket import AsyncEngine, Engine
+    from tests.e2e.world import BLOCK_SIZES, drain
+
+    config, options = replace(CONFIG, async_depth=2), ModelOptions(block_sizes=BLOCK_SIZES)
+    with Engine.from_model(tiny_folder(), config, options) as engine:
+        engine.add_request(request("a", GOOD, max_tokens=6))
+        assert drain(engine)["a"].token_ids == expected(GOOD)
+
+    async def main():
+        async with AsyncEngine.from_model(tiny_folder(), config, options) as engine:
+            return await engine.generate(request("a", GOOD, max_tokens=6))
+
+    assert asyncio.run(main()).token_ids == expected(GOOD)
+
+
 def test_all_ends_of_text_of_a_model_end_it():
     """A model may have several end tokens; the first is the request's own, the others stop it as well."""
     from dataclasses import replace
