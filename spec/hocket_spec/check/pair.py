@@ -1,7 +1,7 @@
 """An implementation and the model side by side: one action on both, and what they must agree on after it.
 
-The output of the implementation is the witness of schedule(); what it then stands for must be the model's next
-state, and the runner's view of its outputs must stay sound block by block.
+The output of the implementation is the witness of schedule(); what it then stands for must be the model's
+next state, and the runner's view of its outputs must stay sound block by block.
 """
 
 from typing import NamedTuple, Protocol, Self
