@@ -122,7 +122,7 @@ def _check_decode(table: SlotTable, plan: StepPlan) -> None:
     if len(set(output.request_ids)) != len(output.request_ids):
         raise RunnerError(f"a request has two rows in one decode step: {list(output.request_ids)}")
     for row, request_id in enumerate(output.request_ids):
-        start, length = int(plan.starts[row]), output.num_scheduled_tokens[row]
+        start = int(plan.starts[row])
         if plan.fresh[row]:
             raise RunnerError(f"request {request_id!r}: a decode row, but nothing of it is computed")
         if start > output.num_computed_tokens[row]:
@@ -135,12 +135,12 @@ def _check_decode(table: SlotTable, plan: StepPlan) -> None:
             raise RunnerError(
                 f"request {request_id!r}: {tokens} tokens, a decode row at {start} needs {start + 1}"
             )
-        for group in table.groups:
-            columns, end = int(plan.columns[group.name][row]), start + length
-            if columns * group.block_size < end:
-                raise RunnerError(
-                    f"request {request_id!r}: {columns} blocks of {group.name!r} for {end} tokens"
-                )
+    ends = plan.starts + np.array(output.num_scheduled_tokens, dtype=np.int64)
+    for group in table.groups:
+        columns = plan.columns[group.name]
+        for row in np.flatnonzero(columns * group.block_size < ends).tolist():
+            request_id, blocks, end = output.request_ids[row], columns[row], ends[row]
+            raise RunnerError(f"request {request_id!r}: {blocks} blocks of {group.name!r} for {end} tokens")
 
 
 def commit(table: SlotTable, plan: StepPlan) -> None:

@@ -52,12 +52,15 @@ def _mix(values: Hashes) -> Hashes:
     return values ^ (values >> np.uint64(31))
 
 
-def content_hashes(tokens: Sequence[int]) -> Hashes:
-    """`[len(tokens)]`: entry p depends on tokens 0..p and on their order."""
+def content_hashes(tokens: Sequence[int], start: int = 0, before: int = 0) -> Hashes:
+    """`[len(tokens)]`: the entry of position p depends on all tokens up to it and on their order.
+
+    `tokens` stand at `start` and after; `before` is the entry of position start - 1.
+    """
     ids = np.array(tokens, dtype=np.uint64)
     with np.errstate(over="ignore"):
-        positions = np.arange(1, len(ids) + 1, dtype=np.uint64) * _GOLDEN
-        return np.cumsum(_mix(_mix(ids + _GOLDEN) ^ positions), dtype=np.uint64)
+        positions = np.arange(start + 1, start + 1 + len(ids), dtype=np.uint64) * _GOLDEN
+        return np.cumsum(_mix(_mix(ids + _GOLDEN) ^ positions), dtype=np.uint64) + np.uint64(before)
 
 
 def simulated_tokens(prompt: Sequence[int], count: int, vocab_size: int) -> list[int]:
@@ -73,8 +76,10 @@ def _token_after(content: np.uint64, vocab_size: int) -> int:
 
 
 class SimulatedRunner:
-    """See the module. `acceptance` is the probability that a draft is right (drafts of decode rows with K >
-    0).
+    """See the module.
+
+    acceptance: the probability that a draft is right (drafts of decode rows with K > 0).
+    check_cache: simulate the cache too; without it a step costs the same however long the requests are.
     """
 
     def __init__(
@@ -85,11 +90,13 @@ class SimulatedRunner:
         max_model_len: int,
         vocab_size: int = 32000,
         acceptance: float = 0.7,
+        check_cache: bool = True,
         cost: StepCost | None = None,
         sleep: Callable[[float], None] | None = None,
     ) -> None:
         self._vocab_size = vocab_size
         self._acceptance = acceptance
+        self._check_cache = check_cache
         self._cost = cost or StepCost()
         self._sleep = sleep
         self.slots = SlotTable(max_num_seqs, kv_cache_config, max_model_len)
@@ -98,6 +105,8 @@ class SimulatedRunner:
             g.name: np.zeros((blocks[pool] + 1, g.block_size), dtype=np.uint64)
             for g, pool in zip(kv_cache_config.groups, kv_cache_config.pool_of_group, strict=True)
         }
+        # By slot: the hash of all that is computed.
+        self._content = np.zeros(max_num_seqs, dtype=np.uint64)
         self.busy_s = 0.0
         """What all steps so far have cost."""
 
@@ -136,39 +145,47 @@ class SimulatedRunner:
     def _run_row(self, plan: StepPlan, row: int) -> list[int]:
         """Read the row's past, write its tokens' hashes, return what it samples."""
         output, start, length = plan.output, int(plan.starts[row]), plan.output.num_scheduled_tokens[row]
-        tokens = plan.records[row].tokens
+        slot, past = int(plan.slots[row]), plan.records[row].tokens
+        before = int(self._content[slot]) if start else 0
         if output.phase == Phase.PREFILL:
-            content = content_hashes(tokens[: start + length])
-            self._access(plan, row, start, content)
-            return [_token_after(content[-1], self._vocab_size)] if output.samples[row] else []
-        tokens = list(tokens)
-        emitted = []
-        for draft in range(length):
-            content = content_hashes(tokens)
-            emitted.append(_token_after(content[-1], self._vocab_size))
-            tokens.append(emitted[-1])
-            if draft + 1 < length and not self._accepts(content[-1]):
-                break
-        # Rejected drafts were written too; the row that comes next overwrites them.
-        accepted = content_hashes(tokens[:-1])
-        rejected = np.full(length - len(emitted), ~accepted[-1], dtype=np.uint64)
-        self._access(plan, row, start, np.concatenate((accepted, rejected)))
+            own = content_hashes(past[start : start + length], start, before)
+            emitted = [_token_after(own[-1], self._vocab_size)] if output.samples[row] else []
+            self._content[slot] = own[-1]
+        else:
+            own, emitted = self._decode(past[start], start, before, length)
+            self._content[slot] = own[len(emitted) - 1]
+        if self._check_cache:
+            self._access(plan, row, content_hashes(past[:start]), own)
         return emitted
+
+    def _decode(self, token: int, start: int, before: int, length: int) -> tuple[Hashes, list[int]]:
+        """Hashes of a decode row of `length` tokens, and the tokens that it emits."""
+        tokens, emitted = [token], list[int]()
+        while True:
+            content = content_hashes(tokens, start, before)
+            emitted.append(_token_after(content[-1], self._vocab_size))
+            if len(emitted) == length or not self._accepts(content[-1]):
+                break
+            tokens.append(emitted[-1])
+        # Rejected drafts were written too; the row that comes next overwrites them.
+        rejected = np.full(length - len(emitted), ~content[-1], dtype=np.uint64)
+        return np.concatenate((content, rejected)), emitted
 
     def _accepts(self, content: np.uint64) -> bool:
         unit = int(_mix(np.array([content + np.uint64(1)]))[0] >> np.uint64(11)) * 2.0**-53
         return unit < self._acceptance
 
-    def _access(self, plan: StepPlan, row: int, start: int, content: Hashes) -> None:
-        """Check rows [start - window, start) of every group, then write rows [start, len(content))."""
+    def _access(self, plan: StepPlan, row: int, past: Hashes, own: Hashes) -> None:
+        """Check what the row can read of its past in every group, then write its own rows after it."""
+        start = len(past)
         for group in self.slots.groups:
             memory, table = self.memory[group.name], plan.tables[group.name][row]
             first = 0 if group.window is None else max(0, start - group.window)
-            past = np.arange(first, start)
-            seen = memory[table[past // group.block_size], past % group.block_size]
-            if not np.array_equal(seen, content[first:start]):
-                position = first + int(np.flatnonzero(seen != content[first:start])[0])
+            there = np.arange(first, start)
+            seen = memory[table[there // group.block_size], there % group.block_size]
+            if not np.array_equal(seen, past[first:]):
+                position = first + int(np.flatnonzero(seen != past[first:])[0])
                 who = plan.output.request_ids[row]
                 raise RunnerError(f"request {who!r}: group {group.name!r} holds another row at {position}")
-            own = np.arange(start, len(content))
-            memory[table[own // group.block_size], own % group.block_size] = content[start:]
+            here = np.arange(start, start + len(own))
+            memory[table[here // group.block_size], here % group.block_size] = own

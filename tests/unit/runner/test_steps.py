@@ -341,9 +341,10 @@ def test_the_simulated_cache_finds_a_row_that_another_wrote(group):
         pair.runner.execute(output, new)
 
 
+@pytest.mark.parametrize("check_cache", [False, True])
 @pytest.mark.parametrize("acceptance", [0.0, 0.5, 1.0])
-def test_drafts_change_the_number_of_steps_and_nothing_else(acceptance):
-    pair = Pair(replace(CONFIG, num_speculative_tokens=2), acceptance=acceptance)
+def test_drafts_change_the_number_of_steps_and_nothing_else(acceptance, check_cache):
+    pair = Pair(replace(CONFIG, num_speculative_tokens=2), acceptance=acceptance, check_cache=check_cache)
     pair.add("a", range(9), 12)
     pair.add("b", range(3), 11)
     lengths = []
