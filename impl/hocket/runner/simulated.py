@@ -23,7 +23,8 @@ from hocket.runner.slots import SlotTable
 
 Hashes = NDArray[np.uint64]
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,13 @@ def _mix(values: Hashes) -> Hashes:
     return values ^ (values >> np.uint64(31))
 
 
+def _mix_one(value: int) -> int:
+    """`_mix` of one value: for single tokens plain ints are much the faster."""
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
+    return value ^ (value >> 31)
+
+
 def content_hashes(tokens: Sequence[int], start: int = 0, before: int = 0) -> Hashes:
     """`[len(tokens)]`: the entry of position p depends on all tokens up to it and on their order.
 
@@ -59,20 +67,28 @@ def content_hashes(tokens: Sequence[int], start: int = 0, before: int = 0) -> Ha
     """
     ids = np.array(tokens, dtype=np.uint64)
     with np.errstate(over="ignore"):
-        positions = np.arange(start + 1, start + 1 + len(ids), dtype=np.uint64) * _GOLDEN
-        return np.cumsum(_mix(_mix(ids + _GOLDEN) ^ positions), dtype=np.uint64) + np.uint64(before)
+        positions = np.arange(start + 1, start + 1 + len(ids), dtype=np.uint64) * np.uint64(_GOLDEN)
+        own = _mix(_mix(ids + np.uint64(_GOLDEN)) ^ positions)
+        return np.cumsum(own, dtype=np.uint64) + np.uint64(before)
+
+
+def next_hash(token: int, position: int, before: int) -> int:
+    """`content_hashes` of the one token at `position`."""
+    own = _mix_one(_mix_one((token + _GOLDEN) & _MASK) ^ ((position + 1) * _GOLDEN & _MASK))
+    return (before + own) & _MASK
+
+
+def token_after(content: int, vocab_size: int) -> int:
+    """What the simulated model says after a text of this hash."""
+    return _mix_one(content ^ _GOLDEN) % vocab_size
 
 
 def simulated_tokens(prompt: Sequence[int], count: int, vocab_size: int) -> list[int]:
     """The `count` tokens that the simulated model says after `prompt`, whoever schedules it."""
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(_token_after(content_hashes(tokens)[-1], vocab_size))
+        tokens.append(token_after(int(content_hashes(tokens)[-1]), vocab_size))
     return tokens[len(prompt) :]
-
-
-def _token_after(content: np.uint64, vocab_size: int) -> int:
-    return int(_mix(np.array([content ^ _GOLDEN]))[0] % np.uint64(vocab_size))
 
 
 class SimulatedRunner:
@@ -149,7 +165,7 @@ class SimulatedRunner:
         before = int(self._content[slot]) if start else 0
         if output.phase == Phase.PREFILL:
             own = content_hashes(past[start : start + length], start, before)
-            emitted = [_token_after(own[-1], self._vocab_size)] if output.samples[row] else []
+            emitted = [token_after(int(own[-1]), self._vocab_size)] if output.samples[row] else []
             self._content[slot] = own[-1]
         else:
             own, emitted = self._decode(past[start], start, before, length)
@@ -160,20 +176,20 @@ class SimulatedRunner:
 
     def _decode(self, token: int, start: int, before: int, length: int) -> tuple[Hashes, list[int]]:
         """Hashes of a decode row of `length` tokens, and the tokens that it emits."""
-        tokens, emitted = [token], list[int]()
+        own, emitted = list[int](), list[int]()
         while True:
-            content = content_hashes(tokens, start, before)
-            emitted.append(_token_after(content[-1], self._vocab_size))
-            if len(emitted) == length or not self._accepts(content[-1]):
+            before = next_hash(token, start + len(own), before)
+            own.append(before)
+            token = token_after(before, self._vocab_size)
+            emitted.append(token)
+            if len(emitted) == length or not self._accepts(before):
                 break
-            tokens.append(emitted[-1])
         # Rejected drafts were written too; the row that comes next overwrites them.
-        rejected = np.full(length - len(emitted), ~content[-1], dtype=np.uint64)
-        return np.concatenate((content, rejected)), emitted
+        own += [before ^ _MASK] * (length - len(emitted))
+        return np.array(own, dtype=np.uint64), emitted
 
-    def _accepts(self, content: np.uint64) -> bool:
-        unit = int(_mix(np.array([content + np.uint64(1)]))[0] >> np.uint64(11)) * 2.0**-53
-        return unit < self._acceptance
+    def _accepts(self, content: int) -> bool:
+        return (_mix_one((content + 1) & _MASK) >> 11) * 2.0**-53 < self._acceptance
 
     def _access(self, plan: StepPlan, row: int, past: Hashes, own: Hashes) -> None:
         """Check what the row can read of its past in every group, then write its own rows after it."""

@@ -9,7 +9,7 @@ import pytest
 from hocket import KVCacheConfig, KVGroupSpec, Phase, Request, SamplingParams, Scheduler, SchedulerConfig
 from hocket.core.records import BlockIdsByGroup
 from hocket.runner.api import NewRequest, RunnerError
-from hocket.runner.simulated import SimulatedRunner, content_hashes, simulated_tokens
+from hocket.runner.simulated import SimulatedRunner, content_hashes, next_hash, simulated_tokens
 
 VOCAB = 50
 KV = KVCacheConfig(groups=(KVGroupSpec("full", 4, 24), KVGroupSpec("near", 2, 24, window=5)))
@@ -96,6 +96,8 @@ def test_content_hashes_depend_on_every_token_and_on_order():
     assert base[2] != content_hashes([1, 3, 2])[2]
     assert base[2] != content_hashes([9, 2, 3])[2]
     assert base[:2].tolist() == content_hashes([1, 2]).tolist()
+    assert content_hashes([2, 3], 1, int(base[0])).tolist() == base[1:].tolist()
+    assert next_hash(3, 2, int(base[1])) == base[2]
 
 
 def test_notices_come_before_rows():
