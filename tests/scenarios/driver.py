@@ -108,6 +108,7 @@ class Driver:
         self.in_flight: deque[InFlight] = deque()
         self.dispatches: list[Dispatch] = []
         self.arrivals = 0
+        self.epochs: set[int] = set()  # of all admissions
         self.calls = 0
         self.empty_calls: list[int] = []
         self.outputs: list[SchedulerOutput] = []
@@ -318,6 +319,11 @@ class Driver:
         )
         assert all(1 <= cost <= most for cost in costs)
         assert not set(victims) & set(rows), "preempted and dispatched in one call"
+        for victim in victims:
+            seniors = (self.submissions[name].seniority for name in rows if before[name] == "running")
+            assert any(senior < self.submissions[victim].seniority for senior in seniors), (
+                "a senior was preempted"
+            )
         for row, name in enumerate(output.request_ids):
             submission, epoch = self.submissions[name], output.epochs[row]
             resumed = before[name] == "preempted"
@@ -326,6 +332,8 @@ class Driver:
                 assert output.phase is PREFILL
                 # S3: no row of an older epoch of this request is in flight.
                 assert self._rows_in_flight(name) == 0, f"{name} was re-admitted before it was drained"
+                assert epoch not in self.epochs, "an epoch was used twice"
+                self.epochs.add(epoch)
                 submission.processed = 0
                 submission.tiles[epoch] = (len(submission.prompt) + len(submission.emitted), 0)
             self._check_row(submission, output, row)

@@ -215,8 +215,8 @@ def test_b25_no_preemption_cascade_while_blocks_wait_for_a_step_in_flight(depth:
 def test_the_blocks_of_a_victim_do_not_let_a_junior_overtake_it(depth: int) -> None:
     """P1's chunk preempts V, which gives back more than P1 needs. W, junior to V, would fit into the rest."""
     d = Driver(group("A", 4, 9), depth=depth, chunk=8, budget=16, seats=2, reserve_full_prompt=False)
-    d.add("V", 12, 12, priority=1)
-    d.run(until=lambda: len(d.outputs_of("V")) == 9)
+    d.add("V", 12, 16, priority=1)
+    d.run(until=lambda: len(d.outputs_of("V")) == 10)
     d.drain()
     d.add("P1", 16, 1)
     d.add("W", 4, 1, priority=2)
@@ -227,3 +227,44 @@ def test_the_blocks_of_a_victim_do_not_let_a_junior_overtake_it(depth: int) -> N
     d.finish()
     resumed = next(x for x in d.dispatches if "V" in x.output.resumed_request_ids)
     assert resumed.call <= d.dispatches_of("W")[0].call
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_victims_are_few_and_never_dispatched_in_the_call_that_takes_them(depth: int) -> None:
+    """M takes J0, which had a place further back in the same dispatch; J1, more junior, would not be enough
+    and is superfluous beside J0. J1 gets no row either: it is held back for S, the most senior blocked row.
+    """
+    d = Driver(group("A", 1, 15), depth=depth, chunk=2, budget=8, seats=4, reserve_full_prompt=False)
+
+    def step() -> dict[str, tuple[int, int]]:
+        dispatch = d.call()
+        assert dispatch is not None
+        d.drain()
+        return dispatch.rows
+
+    d.add("S", 4, 8)
+    assert [step(), step(), step()] == [{"S": (0, 2)}, {"S": (2, 2)}, {"S": (4, 1)}]
+    d.add("J0", 12, 1, priority=2)
+    assert [step(), step()] == [{"J0": (0, 2)}, {"S": (5, 1)}]
+    d.add("M", 8, 1, priority=1)
+    d.add("J1", 12, 1, priority=3)
+    assert step() == {"J0": (2, 2), "M": (0, 2), "J1": (0, 2)}
+    assert step() == {"S": (6, 1)}
+    assert d.free() == {"A": 0}
+    assert step() == {"M": (2, 2)}
+    assert d.preemptions == ["J0"]
+    d.finish()
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_senior_is_never_preempted(depth: int) -> None:
+    """P's second chunk does not fit and only a senior holds blocks: P waits for its end."""
+    d = Driver(group("A", 4, 5), depth=depth, chunk=8, budget=16, reserve_full_prompt=False)
+    d.add("D", 9, 3)
+    d.add("P", 16, 1)
+    d.run(until=lambda: d.ended("D"))
+    assert d.rows_of("P") == [(0, 8)]
+    assert d.rows_of("D", DECODE) == [(9, 1), (10, 1)]
+    d.finish()
+    assert not d.preemptions
+    assert d.rows_of("P") == [(0, 8), (8, 8)]
