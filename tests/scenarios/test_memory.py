@@ -1,7 +1,11 @@
 """Grouped pools under pressure: B11, B13, B14, B26 and B28."""
 
+import random
+from collections import Counter
+
 import pytest
 
+from hocket import KVGroupSpec
 from tests.scenarios.driver import DECODE, PREFILL, Driver, group, output_token
 
 DEPTHS = (1, 2, 3)
@@ -174,3 +178,52 @@ def test_b28_outputs_count_for_the_limit_too(depth: int) -> None:
     with pytest.raises(ValueError, match=r"needs 9 .*pool 'A'.*at most its 8"):
         d.add("Y", 8, 26)
     d.finish()
+
+
+def formula(groups: list[tuple[int, int | None]], total: int, reach: int) -> int:
+    """Blocks of one pool that a request of `total` tokens needs with rows of up to `reach` tokens: DESIGN's
+    formula.
+    """
+    return max(
+        sum(
+            -(-min(q + reach, total) // size) - (max(0, q - window) // size if window is not None else 0)
+            for size, window in groups
+        )
+        for q in range(total)
+    )
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_b28_windows_and_shared_pools_have_one_limit(depth: int) -> None:
+    """Accepted if and only if the formula says so, and what is accepted finishes alone (the driver fails if
+    stuck).
+    """
+    rng = random.Random(depth)
+    verdicts: Counter[bool] = Counter()
+
+    def accept(_name: str, _turn: int, length: int) -> int:
+        return rng.randint(1, length)
+
+    for _ in range(250):
+        groups = [(rng.randint(1, 4), rng.choice([None, 1, 2, 4, 6])) for _ in range(rng.randint(1, 2))]
+        blocks, chunk, drafts = rng.randint(2, 12), rng.randint(1, 8), rng.randint(0, 2)
+        prompt, most = rng.randint(1, 20), rng.randint(1, 8)
+        d = Driver(
+            *(KVGroupSpec(f"G{i}", size, pool="P", window=window) for i, (size, window) in enumerate(groups)),
+            pools={"P": blocks},
+            depth=depth,
+            chunk=chunk,
+            budget=16,
+            drafts=drafts,
+            accept=accept,
+            reserve_full_prompt=rng.random() < 0.5,
+        )
+        fits = formula(groups, prompt + most - 1, max(chunk, 1 + drafts)) <= blocks
+        verdicts[fits] += 1
+        if fits:
+            d.add("X", prompt, most)
+            d.finish()
+        else:
+            with pytest.raises(ValueError, match="'P'"):
+                d.add("X", prompt, most)
+    assert min(verdicts[True], verdicts[False]) >= 50

@@ -86,6 +86,24 @@ def b05(depth: int) -> Driver:
     return d
 
 
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_b05_as_reported_the_seniors_next_chunk_is_set_aside(depth: int) -> None:
+    """With D2's prompt of 8 tokens its decode needs one of the 2 free blocks, and both are P1's: b is no
+    decode.
+    """
+    d = Driver(group("A", 4, 6), depth=depth, chunk=8, budget=16, reserve_full_prompt=False)
+    d.add("P1", 16, 1)
+    d.add("D2", 8, 8)
+    d.call()
+    d.complete()
+    assert d.free() == {"A": 2}
+    b = d.call()
+    assert b is not None
+    assert b.rows == {"P1": (8, 8)}
+    d.finish()
+    assert not d.preemptions
+
+
 @pytest.mark.parametrize("depth", [2, 3])
 def test_b05_a_preempted_request_waits_for_its_older_work(depth: int) -> None:
     d = b05(depth)
