@@ -37,16 +37,43 @@ class _Command(NamedTuple):
     done: Future[object]
 
 
-class _Stream(NamedTuple):
-    """Where a request's updates go: a queue of the event loop that asked for it."""
+class RequestStream:
+    """The updates of one accepted request, as an async iterator; the last one has `finished`.
 
-    loop: asyncio.AbstractEventLoop
-    queue: asyncio.Queue[RequestUpdate | EngineDeadError]
+    Close it (`aclose`) to abort a request that nobody waits for any more.
+    """
+
+    def __init__(self, request_id: str, close: Callable[[RequestStream], object]) -> None:
+        self.request_id = request_id
+        self._close = close
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[RequestUpdate | EngineDeadError] = asyncio.Queue()
+        self._ended = False
 
     def put(self, item: RequestUpdate | EngineDeadError) -> None:
         """From any thread; a loop that is closed has nobody left who waits."""
         with suppress(RuntimeError):  # the loop is closed
-            self.loop.call_soon_threadsafe(self.queue.put_nowait, item)
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> RequestUpdate:
+        """The next update. Raises `EngineDeadError` if the engine dies meanwhile."""
+        if self._ended:
+            raise StopAsyncIteration
+        item = await self._queue.get()
+        if isinstance(item, EngineDeadError):
+            self._ended = True
+            raise item
+        self._ended = item.finished
+        return item
+
+    async def aclose(self) -> None:
+        """Abort the request if it lives; do not wait for that."""
+        if not self._ended:
+            self._ended = True
+            self._close(self)
 
 
 class AsyncEngine:
@@ -57,7 +84,7 @@ class AsyncEngine:
     def __init__(self, build: Callable[[Callable[[], None]], Engine]) -> None:
         self._wake = threading.Event()
         self._commands: deque[_Command] = deque()
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, RequestStream] = {}
         self._lock = threading.Lock()
         self._stopping = False
         self._dead: EngineDeadError | None = None
@@ -80,30 +107,28 @@ class AsyncEngine:
         """True once the engine has died or was shut down: every call raises `EngineDeadError`."""
         return self._dead is not None
 
-    async def stream(self, request: Request) -> AsyncIterator[RequestUpdate]:
-        """Run a request and yield its updates, the last one with `finished`.
+    async def add_request(self, request: Request) -> RequestStream:
+        """Accept a request and return its updates.
 
-        Leaving the iteration early aborts the request. Raises `ValueError` or `QueueFullError` if the request
-        is refused, `EngineDeadError` if the engine is dead or dies meanwhile.
+        Raises `ValueError` or `QueueFullError` if the request is refused, `EngineDeadError` if the engine is
+        dead.
         """
-        stream = _Stream(asyncio.get_running_loop(), asyncio.Queue())
+        stream = RequestStream(request.request_id, self._drop)
         try:
             await self._call(lambda: self._add(request, stream))
         except asyncio.CancelledError:
-            self._post(lambda: self._abort(request.request_id, stream))  # it may have been added already
+            self._drop(stream)  # it may have been added already
             raise
-        finished = False
+        return stream
+
+    async def stream(self, request: Request) -> AsyncIterator[RequestUpdate]:
+        """`add_request`, and its updates. Leaving the iteration early aborts the request."""
+        updates = await self.add_request(request)
         try:
-            while not finished:
-                item = await stream.queue.get()
-                if isinstance(item, EngineDeadError):
-                    finished = True
-                    raise item
-                finished = item.finished
-                yield item
+            async for update in updates:
+                yield update
         finally:
-            if not finished:
-                self._post(lambda: self._abort(request.request_id, stream))
+            await updates.aclose()
 
     async def generate(self, request: Request) -> RequestResult:
         """Run a request to its end."""
@@ -152,16 +177,20 @@ class AsyncEngine:
         self._wake.set()
         return done
 
+    def _drop(self, stream: RequestStream) -> None:
+        """Abort a stream's request, unless it has ended or its id was used again."""
+        self._post(lambda: self._abort(stream.request_id, stream))
+
     async def _call(self, action: Action) -> object:
         return await asyncio.wrap_future(self._post(action))
 
     # --- In the engine's thread -------------------------------------------------------------------
 
-    def _add(self, request: Request, stream: _Stream) -> None:
+    def _add(self, request: Request, stream: RequestStream) -> None:
         self.engine.add_request(request)
         self._streams[request.request_id] = stream
 
-    def _abort(self, request_id: str, stream: _Stream | None) -> bool:
+    def _abort(self, request_id: str, stream: RequestStream | None) -> bool:
         """Abort; with a `stream` only if the id is still that stream's (it may have been used again)."""
         if stream is not None and self._streams.get(request_id) is not stream:
             return False

@@ -136,6 +136,26 @@ def test_leaving_a_stream_early_aborts_its_request_and_no_other_of_that_name(dep
     run(main)
 
 
+def test_a_request_is_accepted_or_refused_before_its_first_update():
+    async def main():
+        async with serve() as engine:
+            stream = await engine.add_request(request("a", max_tokens=5))
+            with pytest.raises(ValueError, match="unique"):
+                await engine.add_request(request("a"))
+            assert [u.finished async for u in stream][-1]
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+            await stream.aclose()
+            dropped = await engine.add_request(request("a", max_tokens=90))
+            await anext(dropped)
+            await dropped.aclose()
+            await dropped.aclose()
+            while await engine.call(lambda e: e.has_unfinished_requests()):
+                await asyncio.sleep(0.001)
+
+    run(main)
+
+
 def test_a_cancelled_task_leaves_nothing_behind():
     async def main():
         async with serve(2, wrap=Slow) as engine:

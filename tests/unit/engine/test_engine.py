@@ -220,6 +220,40 @@ def test_memory_pressure_changes_no_token(depth):
         assert last[item.request_id].result.token_ids == tokens_of(item.prompt_token_ids, 18)
 
 
+@DEPTHS
+def test_after_an_empty_output_something_happens_before_the_next_call(depth):
+    """A result, an arrival, an abort or a preemption; and with a full pipeline nobody asks."""
+    kv = KVCacheConfig(groups=(KVGroupSpec("full", 4, 9), KVGroupSpec("near", 2, 16, window=5)))
+    with make_engine(depth, kv=kv) as engine:
+        scheduler, quiet, empties = engine.scheduler, False, 0
+
+        def watched(action, name):
+            def call(*args, **kwargs):
+                nonlocal quiet, empties
+                if name == "schedule":
+                    assert not quiet, "nothing has happened since an empty output"
+                    assert scheduler.num_in_flight < depth
+                outcome = action(*args, **kwargs)
+                quiet = name == "schedule" and outcome.is_empty
+                empties += quiet
+                return outcome
+
+            return call
+
+        for name in ("schedule", "update_from_output", "add_request", "abort_request", "preempt_request"):
+            setattr(scheduler, name, watched(getattr(scheduler, name), name))
+        for i in range(4):
+            engine.add_request(request(f"r{i}", range(i, i + 6), max_tokens=18))
+        for i in range(500):
+            if i == 9:
+                engine.preempt_request("r0")
+            if i == 15:
+                engine.abort_request("r3")
+            engine.step()
+        assert not engine.has_unfinished_requests()
+    assert empties > 0
+
+
 def test_metrics_and_stats():
     ticks = iter(range(10**6))
     with make_engine(1, clock=lambda: float(next(ticks))) as engine:

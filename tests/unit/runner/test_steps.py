@@ -182,6 +182,20 @@ def test_tables_are_the_schedulers_and_null_what_the_window_has_left():
         pair.complete()
 
 
+def test_a_slot_used_again_holds_nothing_of_its_last_owner():
+    pair = Pair()
+    pair.add("long", range(20), 8)
+    pair.run()
+    pair.add("short", range(3), 2)
+    pair.dispatch()
+    slots = pair.runner.slots
+    assert slots.slot_of("short") == 0
+    for group in KV.groups:
+        used = int(slots.columns[group.name][0])
+        assert used == -(-3 // group.block_size)
+        assert not slots.tables[group.name][0, used:].any()
+
+
 def first(output, field, value):
     """The output with another value in the first row of a field."""
     values = getattr(output, field)
