@@ -42,8 +42,7 @@ def _window_keys(swa: _Paged, window: int, requests: Tensor, positions: Tensor) 
     first, last = positions[:, :1], positions[:, -1:]
     span = torch.arange(window - 1 + positions.shape[1], device=positions.device)
     wanted = first - (window - 1) + span
-    lowest = (first - (window - 1)).clamp(min=0)
-    present = torch.minimum(torch.maximum(wanted, lowest), last.clamp(min=0))
+    present = torch.minimum(wanted, last).clamp(min=0)
     t, s = positions.unsqueeze(-1), wanted.unsqueeze(1)
     return swa.gather(requests.unsqueeze(1), present), (s <= t) & (s > t - window) & (s >= 0)
 

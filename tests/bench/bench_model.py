@@ -10,6 +10,7 @@ layer attends with sampled rows only.
 """
 
 import argparse
+import os
 import statistics
 import sys
 import time
@@ -107,7 +108,7 @@ def line(name: str, runs: dict[str, list[Seconds]], scale: float = 1.0, unit: st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--chunks", type=int, nargs="+", default=[2048, 1000, 512])

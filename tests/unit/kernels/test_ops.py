@@ -200,8 +200,8 @@ def test_lightning_indexer(topk: int) -> None:
 
 
 def _attention_case(ratio: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Caches of three requests with 90, 300 and 13 tokens, NaN elsewhere, and their tables."""
-    lens = torch.tensor([90, 300, 13])
+    """Caches of three requests with 90, 300 and 2 tokens, NaN elsewhere, and their tables."""
+    lens = torch.tensor([90, 300, 2])
     swa_table, entry_table = scattered(3, 44), scattered(3, 25 if ratio == 4 else 2, seed=1)
     size = 12 if ratio == 4 else 256
     swa, entries = torch.full((133 * 7, 8), NAN), torch.full((76 * 64, 8), NAN)

@@ -16,6 +16,8 @@ from hocket.model.dispatch import DecodeDispatch, PrefillDispatch
 from hocket.model.kv_geometry import group_geometry
 from hocket.model.random_checkpoint import tiny_config
 
+torch.set_num_threads(1)  # test processes share the cores already
+
 TOLERANCE = 2e-4  # absolute, float32, logits of standard deviation about 2
 
 # Every layer kind and both routers in three layers. The narrow limit makes the clamps of the experts act.
