@@ -50,6 +50,25 @@ def test_tiny_random_checkpoint(depth, tiny_reference):
     assert [result.token_ids for result in results] == reference
 
 
+def test_logprobs():
+    """Of the model's own distribution, whatever the sampling: temperature and filters do not show in them."""
+    tokens = prompt(131, 4)
+    oracle = DeepseekV4ForCausalLM.from_pretrained(
+        tiny_folder(), attn_implementation="eager", dtype=torch.float32
+    )
+    with torch.no_grad():
+        reference = torch.log_softmax(oracle.eval()(torch.tensor([tokens])).logits[0, -1], dim=-1)
+    params = SamplingParams(max_tokens=1, ignore_eos=True, logprobs=4, temperature=3.0, top_k=30, seed=8)
+    with LLM(tiny(), max_num_seqs=4, max_model_len=400, prefill_chunk_size=50) as llm:
+        (result,) = llm.generate(tokens, params, use_tqdm=False)
+    (entry,) = result.logprobs
+    assert entry.token_id == result.token_ids[0]
+    assert entry.logprob == pytest.approx(float(reference[entry.token_id]), abs=2e-4)
+    best = reference.topk(4)
+    assert [token for token, _ in entry.top] == best.indices.tolist()
+    assert [value for _, value in entry.top] == pytest.approx(best.values.tolist(), abs=2e-4)
+
+
 def test_tiny_random_checkpoint_in_bfloat16_stays_near():
     """No equality in bfloat16 (near-ties flip); the first token of each prompt is among the oracle's best."""
     options = ModelOptions(dtype="bfloat16", kv_cache_memory=1 << 22, block_sizes=BLOCK_SIZES)

@@ -73,6 +73,25 @@ def test_the_engine_sleeps_while_nothing_happens():
     run(main)
 
 
+def test_a_command_that_comes_while_the_thread_prepares_to_sleep_is_not_lost():
+    class Tricky(threading.Event):
+        """Lets a command come in at the very moment of the first `clear`."""
+
+        late = None
+
+        def clear(self):
+            if self.late is None:
+                self.late = engine._post(lambda: "obeyed")
+            super().clear()
+
+    engine = serve(1)
+    asleep, engine._wake = engine._wake, Tricky()
+    asleep.set()
+    assert engine._post(lambda: "first").result(10) == "first"
+    assert engine._wake.late.result(10) == "obeyed"
+    engine.shutdown()
+
+
 class Slow(Wrapped):
     """Every dispatch waits for permission."""
 

@@ -11,7 +11,10 @@ from hocket.core.errors import QueueFullError
 from hocket.core.phase import Phase
 from hocket.engine.engine import run_all
 from hocket.engine.errors import EngineDeadError
+from hocket.engine.results import RequestMetrics
+from hocket.runner.simulated import SimulatedRunner
 from tests.unit.engine.world import (
+    KV,
     VOCAB,
     Letters,
     Wrapped,
@@ -138,6 +141,20 @@ def test_a_stop_string_completed_by_the_last_token_allowed(depth):
 
 
 @DEPTHS
+def test_a_stop_string_in_the_middle_of_accepted_drafts_drops_the_tokens_after_it(depth):
+    tokens = tokens_of((1, 2, 3), 20)
+    done = 7  # three drafts a row: rows end at tokens 1, 5, 9, ...
+    stop = text_of(tokens[done - 2 : done])
+    assert stop not in text_of(tokens[: done - 1])
+    kv_runner = SimulatedRunner(KV, max_num_seqs=4, max_model_len=100, vocab_size=VOCAB, acceptance=1.0)
+    with make_engine(depth, runner=kv_runner, num_speculative_tokens=3) as engine:
+        engine.add_request(request("a", max_tokens=20, stop=(stop,)))
+        found = results(drain(engine))
+    assert found["a"].token_ids == tokens[:done]
+    assert found["a"].text == text_of(tokens)[: text_of(tokens).index(stop)]
+
+
+@DEPTHS
 def test_min_tokens_keeps_stop_strings_away(depth):
     tokens = tokens_of((1, 2, 3), 30)
     stop = text_of(tokens[:1])
@@ -252,6 +269,14 @@ def test_after_an_empty_output_something_happens_before_the_next_call(depth):
             engine.step()
         assert not engine.has_unfinished_requests()
     assert empties > 0
+
+
+def test_the_worst_gap_is_the_longest_between_two_results():
+    metrics = RequestMetrics(arrival_s=10.0)
+    assert (metrics.ttft_s, metrics.latency_s) == (None, None)
+    for now in (13.0, 14.0, 19.0, 21.0):
+        metrics.tokens_at(now)
+    assert (metrics.ttft_s, metrics.worst_gap_s, metrics.last_token_s) == (3.0, 5.0, 21.0)
 
 
 def test_metrics_and_stats():

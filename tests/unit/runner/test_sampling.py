@@ -72,6 +72,12 @@ def test_ties_at_the_border_of_top_k_go_to_the_lowest_id():
     assert seen == {0, 1, 7}
 
 
+def test_min_p_of_one_keeps_every_token_that_is_as_likely_as_the_best():
+    assert set(
+        draws(SamplingParams(temperature=1.0, min_p=1.0), 100, torch.tensor([0.0, 2.0, 2.0, 1.9]))
+    ) == {1, 2}
+
+
 def test_greedy_takes_the_lowest_of_equal_maxima():
     logits = torch.tensor([[0.0, 5.0, 5.0], [7.0, 7.0, 7.0]])
     assert sample(logits, [SamplingParams()] * 2, [0, 0], [0, 0]).token_ids.tolist() == [1, 0]
