@@ -227,3 +227,22 @@ def test_b28_windows_and_shared_pools_have_one_limit(depth: int) -> None:
             with pytest.raises(ValueError, match="'P'"):
                 d.add("X", prompt, most)
     assert min(verdicts[True], verdicts[False]) >= 50
+
+
+@pytest.mark.parametrize(("prompt", "admitted"), [(24, True), (25, False)])
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_the_watermark_is_left_free_unless_nothing_runs(depth: int, prompt: int, admitted: bool) -> None:
+    """2 of 10 blocks stay free: beside D, which holds 2, an admission may take 6. Alone it may take all."""
+    d = Driver(group("A", 4, 10), depth=depth, chunk=8, budget=16, watermark=0.2)
+    d.add("D", 5, 4)
+    d.call()
+    d.drain()
+    d.add("W", prompt, 1)
+    d.run(until=lambda: d.ended("D"))
+    first = d.dispatches_of("D", DECODE)[0]
+    d.finish()
+    assert (d.dispatches_of("W")[0].call <= first.call + 1) == admitted
+
+    alone = Driver(group("A", 4, 10), depth=depth, chunk=8, budget=16, watermark=0.2)
+    alone.add("W", 40, 1)
+    alone.finish()
