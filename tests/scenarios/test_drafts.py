@@ -110,7 +110,7 @@ def test_b34b_drafts_count_for_the_budget_and_decodes_take_turns(depth: int) -> 
 
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_without_blocks_for_drafts_a_row_falls_back_to_one_token(depth: int) -> None:
-    """The pool is full and both rows could use a third block for their drafts: no preemption, one token each."""
+    """The pool is full and both rows could use a third block for drafts: no preemption, one token each."""
     d = Driver(group("A", 4, 4), depth=depth, chunk=8, budget=16, drafts=3)
     d.add("D1", 7, 4)
     d.add("D2", 7, 4)
