@@ -1,5 +1,6 @@
 """`hocket demo`: right answer, interleaved, identical; a wrong answer or a mismatch is exit status 1."""
 
+import os
 import re
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from hocket.obs.trace import ScheduleRecord, read_trace, step_string
 def test_as_a_user_runs_it(depth, tmp_path):
     trace = tmp_path / "trace.ndjson"
     command = [sys.executable, "-m", "hocket", "demo", "--async-depth", str(depth), "--trace", str(trace)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    # One thread: several tests run at a time, and threads that wait for each other waste the cores of all.
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False, env=alone)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ORBIT-7319 | MAPLE-6047 | QUARTZ-2851   (right)" in done.stdout
     assert re.search(r"chunk offsets +0 2048 4096 6144\n", done.stdout)
