@@ -49,6 +49,11 @@ def drained(s: State, r: Request) -> bool:
     return not any(x.name == r.name and x.epoch == r.epoch for d in s.flight for x in d.rows)
 
 
+def set_aside(cfg: Config, r: Request) -> Vector:
+    """What r's next row wants beyond its promise, which nobody else can take anyway: not counted twice."""
+    return tuple([max(0, n - p) for n, p in zip(next_need(cfg, r), outstanding(cfg, r), strict=True)])
+
+
 def available(cfg: Config, s: State, r: Request, given: frozenset[int]) -> Vector:
     """What r may take: free blocks, less all promises to others, less the next rows of its seniors that
     have none.
@@ -64,7 +69,7 @@ def available(cfg: Config, s: State, r: Request, given: frozenset[int]) -> Vecto
         if x.status == RUNNING:
             v = minus(v, outstanding(cfg, x))
             if senior and x.name not in given:
-                v = minus(v, next_need(cfg, x))
+                v = minus(v, set_aside(cfg, x))
     return v
 
 

@@ -14,9 +14,9 @@ from hocket_spec.rules import (
     designate,
     drained,
     hold,
-    next_need,
     promised,
     ready_phase,
+    set_aside,
 )
 from hocket_spec.state import DECODE, PREEMPTED, RUNNING, Config, Request, Row, State, Vector, find, put
 
@@ -96,7 +96,7 @@ def extend(cfg: Config, plan: Attempt, row: Row) -> tuple[Attempt, Row] | None:
         if x.name != r.name:
             have = minus(have, outstanding(cfg, x))
         if x.name not in given:
-            have = minus(have, next_need(cfg, x))
+            have = minus(have, set_aside(cfg, x))
     if not fits(need(cfg, r, more), have):
         return None
     r = grow(cfg, r, more)._replace(placeholders=r.placeholders + more)

@@ -206,6 +206,14 @@ def test_explorer_finds_unnecessary_preemption(monkeypatch: pytest.MonkeyPatch) 
     assert "L6 minimal-preemption" in graph_of(crowd).bad
 
 
+def test_explorer_finds_a_preemption_because_a_promise_counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    traffic = (Traffic(4, 2), Traffic(2, 2), Traffic(1, 3))
+    promises = Instance(Config((Group(2),), (5,), decode_steps=3, depth=1), traffic)
+    assert graph_of(promises).bad == ""
+    monkeypatch.setattr(rules, "set_aside", rules.next_need)
+    assert "L6 minimal-preemption" in graph_of(promises).bad
+
+
 def test_explorer_finds_a_pool_overdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walk, "fits", lambda ask, have: True)
     assert "S5 block-conservation" in graph_of(PLAIN).bad

@@ -4,8 +4,8 @@ was due.
 
 from itertools import combinations
 
-from hocket_spec.blocks import coming, fits, gain, plus
-from hocket_spec.rules import available, blocked, chunk, hold, ready_phase
+from hocket_spec.blocks import coming, fits, free, gain, minus, outstanding, plus
+from hocket_spec.rules import blocked, chunk, hold, next_need, ready_phase
 from hocket_spec.state import RUNNING, Config, Request, State, find
 from hocket_spec.walk import Taking, admission
 
@@ -29,7 +29,12 @@ def l6_minimal_preemption(cfg: Config, taking: Taking) -> str:
     r = find(s, taking.name)
     if r is None:
         return "L6 minimal-preemption: taken for nobody"
-    have = available(cfg, s, r, taking.given)
+    have, senior = free(cfg, s), True
+    for x in s.requests:  # counted on its own, not by the rules that chose the victims
+        wants = next_need(cfg, x) if senior and x.name not in taking.given else (0,) * len(cfg.pools)
+        senior = senior and x.name != r.name
+        if x.status == RUNNING and x.name != r.name:
+            have = minus(have, tuple(map(max, outstanding(cfg, x), wants)))
     reach = plus(have, coming(cfg, s, r))
     victims = [v for name in taking.victims if (v := find(s, name))]
     order = [x.name for x in s.requests]
