@@ -181,8 +181,8 @@ def test_b28_outputs_count_for_the_limit_too(depth: int) -> None:
 
 
 def formula(groups: list[tuple[int, int | None]], total: int, reach: int) -> int:
-    """Blocks of one pool that a request of `total` tokens needs with rows of up to `reach` tokens: DESIGN's
-    formula.
+    """Blocks of one pool that a request of `total` tokens needs with rows of up to `reach` tokens, over
+    every start.
     """
     return max(
         sum(

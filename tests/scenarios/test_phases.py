@@ -160,7 +160,7 @@ def test_b23_a_partial_continuation_leaves_every_set(depth: int) -> None:
 def test_x1_short_prompts_behind_one_long_prompt(depth: int) -> None:
     """The shorts share prefill turns with the long prompt, which is never stopped.
 
-    The report's target, every short within 4 prefill turns, is not what DESIGN's rules give: only the head of
+    The report's target, every short within 4 prefill turns, is not what hocket's rules give: only the head of
     the queue takes its tokens first, and only in the dispatch after the one that passed it over. So every
     second turn admits one
     short: it waits at most one prefill turn as the head, and the long prompt has a row in every turn.

@@ -23,7 +23,7 @@ def b04(depth: int) -> Driver:
 
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_b04_under_memory_pressure_the_victim_is_drained_first(depth: int) -> None:
-    """The report preempts D2 while s1 is in flight. DESIGN drains it first, so s2 is empty, s1's token of D2
+    """The report preempts D2 while s1 is in flight. hocket drains it first, so s2 is empty, s1's token of D2
     is kept, and D2 is preempted in the call in which D1 gets its block.
     """
     d = b04(depth)

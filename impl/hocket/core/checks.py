@@ -60,7 +60,7 @@ def token_tuple(field: str, values: object, max_token_id: int = 2**31 - 1) -> tu
     out: list[int] = []
     for position, token in enumerate(values):
         try:
-            if isinstance(token, bool) or type(token).__name__ in ("bool", "bool_"):
+            if isinstance(token, bool):
                 raise TypeError
             value = index(token)
         except TypeError:

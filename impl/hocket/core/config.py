@@ -21,9 +21,7 @@ from hocket.core.checks import (
 
 
 class WaitingBound(NamedTuple):
-    """Upper bounds that the scheduler keeps, in `schedule()` calls with room in the pipeline (DESIGN L1, L4,
-    L7).
-    """
+    """Upper bounds that the scheduler keeps, in `schedule()` calls with room in the pipeline."""
 
     prefill: int
     """How often prefill can be passed over while serviceable, between two prefill dispatches."""

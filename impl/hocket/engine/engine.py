@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
@@ -76,9 +75,6 @@ class Engine:
         self.tokenizer = tokenizer
         self.stats = EngineStats()
         self.observers: list[Callable[[StepReport], None]] = []
-        # Refuses what the scheduler would refuse, so that a list of requests can be checked before one is
-        # added.
-        self._probe = Scheduler(replace(scheduler_config, max_num_queued_reqs=None), kv_cache_config)
         self._seed = seed
         self._accepted = 0
         self._trace = trace
@@ -137,11 +133,7 @@ class Engine:
             raise ValueError(
                 f"request {name!r}: logprobs must be an int in [0, {vocab}], got {params.logprobs}"
             )
-        if self.scheduler.request_state(name) is not None:
-            raise ValueError(f"request_id must be unique among live requests, got {name!r} again")
-        self._probe.add_request(request)
-        self._probe.abort_request(name)
-        self._probe.schedule()
+        self.scheduler.check_request(request)
 
     def add_request(self, request: Request) -> None:
         """Accept a request. `ValueError` names the field that is wrong, `QueueFullError` says to come back

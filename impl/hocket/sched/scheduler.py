@@ -71,16 +71,51 @@ class Scheduler:
 
     # --- Requests ---------------------------------------------------------------------------------
 
+    def check_request(self, request: Request) -> None:
+        """Raise the `ValueError` with which `add_request` would refuse the request; nothing changes.
+
+        Refused are a duplicate id, a prompt that leaves no room for an output within `max_model_len`, and a
+        request that could never fit into the KV cache.
+        """
+        if not isinstance(request, Request):
+            raise ValueError(f"request must be a Request, got {request!r}")
+        name, most = request.request_id, self.config.max_model_len - 1
+        if name in self._live:
+            raise ValueError(f"request_id must be unique among live requests, got {name!r} again")
+        prompt_len = len(request.prompt_token_ids)
+        if prompt_len > most:
+            raise ValueError(
+                f"request {name!r}: prompt_token_ids must hold at most max_model_len - 1 = {most} tokens, "
+                f"got {prompt_len}"
+            )
+        limit = self._output_limit(request)
+        need = self._memory.capacity_need(prompt_len + limit - 1)
+        for pool, want, usable in zip(self._memory.pool_names, need, self._memory.usable, strict=True):
+            if want > usable:
+                raise ValueError(
+                    f"request {name!r}: prompt {prompt_len} + max_tokens {limit} needs {want} blocks of KV "
+                    f"cache pool {pool!r} at once, allowed are at most its {usable}"
+                )
+
     def add_request(self, request: Request) -> None:
         """Accept a request.
 
-        Raises `ValueError` for a duplicate id, a prompt that leaves no room for an output within
-        `max_model_len`, and a request that could never fit into the KV cache; `QueueFullError` beyond
-        `max_num_queued_reqs`.
+        Raises `ValueError` as `check_request` does; `QueueFullError` beyond `max_num_queued_reqs`.
         """
-        limit, promise = self._checked(request)
-        live = LiveRequest(request, self._next_arrival, self._new_epoch(), limit, self._cache.new_tables())
-        live.replay_promise = promise
+        self.check_request(request)
+        most = self.config.max_num_queued_reqs
+        if most is not None and len(self._waiting) >= most:
+            raise QueueFullError(
+                f"request {request.request_id!r}: max_num_queued_reqs = {most} requests wait already"
+            )
+        live = LiveRequest(
+            request,
+            self._next_arrival,
+            self._new_epoch(),
+            self._output_limit(request),
+            self._cache.new_tables(),
+        )
+        live.replay_promise = self._promise(live.num_tokens)
         self._next_arrival += 1
         self._live[live.request_id] = live
         self._waiting.push(live)
@@ -295,8 +330,6 @@ class Scheduler:
         self._leave_running(live)
         live.status = "preempted"
         live.progress = kernel.Progress(0, 0, 0)
-        live.promise = self._memory.nothing
-        live.served = 0
         live.replay_promise = self._promise(live.num_tokens)
         self._waiting.push(live)
         self._notices.preempted(live.request_id)
@@ -337,32 +370,11 @@ class Scheduler:
 
     # --- Helpers ----------------------------------------------------------------------------
 
-    def _checked(self, request: Request) -> tuple[int, kernel.Vector]:
-        """Refuse what can never run; returns the output limit and the promise of the prompt."""
-        if not isinstance(request, Request):
-            raise ValueError(f"request must be a Request, got {request!r}")
-        name, config = request.request_id, self.config
-        if name in self._live:
-            raise ValueError(f"request_id must be unique among live requests, got {name!r} again")
-        prompt_len = len(request.prompt_token_ids)
-        if prompt_len >= config.max_model_len:
-            raise ValueError(
-                f"request {name!r}: prompt_token_ids must hold at most max_model_len - 1 = "
-                f"{config.max_model_len - 1} tokens, got {prompt_len}"
-            )
-        limit = kernel.output_limit(request.sampling_params.max_tokens, config.max_model_len, prompt_len)
-        need = self._memory.capacity_need(prompt_len + limit - 1)
-        for pool, want, usable in zip(self._memory.pool_names, need, self._memory.usable, strict=True):
-            if want > usable:
-                raise ValueError(
-                    f"request {name!r}: prompt {prompt_len} + max_tokens {limit} needs {want} blocks of KV "
-                    f"cache pool {pool!r} at once, allowed are at most its {usable}"
-                )
-        if config.max_num_queued_reqs is not None and len(self._waiting) >= config.max_num_queued_reqs:
-            raise QueueFullError(
-                f"request {name!r}: max_num_queued_reqs = {config.max_num_queued_reqs} requests wait already"
-            )
-        return limit, self._promise(prompt_len)
+    def _output_limit(self, request: Request) -> int:
+        """Output tokens that the request may have."""
+        return kernel.output_limit(
+            request.sampling_params.max_tokens, self.config.max_model_len, len(request.prompt_token_ids)
+        )
 
     def _promise(self, replay_len: int) -> kernel.Vector:
         """Blocks per pool to promise to a replay of `replay_len` tokens."""
