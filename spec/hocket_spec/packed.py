@@ -1,8 +1,7 @@
 """What a well-formed packed prefill dispatch is (S4).
 
-`violations` lists everything that a pack breaks, in the order in which a reader would look; `first_violation`
-is the one that counts. Later clauses may take earlier ones for granted, because nobody reads past the first
-violation. Lengths are in tokens, tables in blocks; 0 is the null block.
+The clauses stand in the order in which a reader would look, and the first violation is the one that counts:
+later clauses take earlier ones for granted. Lengths are in tokens, tables in blocks; 0 is the null block.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 INT32_MAX = 2**31 - 1
+Found = Iterator[tuple[str, int, str]]  # code, row, text
 
 
 class Violation(NamedTuple):
@@ -39,17 +39,10 @@ class PackedMetadata(NamedTuple):
 
 def first_violation(pack: PackedMetadata) -> Violation | None:
     """The violation that is reported, None for a well-formed pack."""
-    return next(violations(pack), None)
-
-
-def violations(pack: PackedMetadata) -> Iterator[Violation]:
-    """Everything that is wrong, in order."""
     for code, row, text in _clauses(pack):
         where = f"request {row} ({pack.request_ids[row]!r}): " if row >= 0 else ""
-        yield Violation(code, row, f"packed prefill: {where}{text}")
-
-
-Found = Iterator[tuple[str, int, str]]
+        return Violation(code, row, f"packed prefill: {where}{text}")
+    return None
 
 
 def _clauses(pack: PackedMetadata) -> Found:
@@ -74,11 +67,12 @@ def _dimensions(value: object) -> int:
 
 
 def _integral(value: object) -> bool:
+    """Truth values and floats are no counts: they are mistakes further up."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _integer(row: int, field: str, value: Any, low: int, high: int = INT32_MAX) -> Found:
-    """A number that the device can hold. Truth values and floats are none: they are mistakes further up."""
+    """A number that the device can hold."""
     if not _integral(value):
         yield "type", row, f"{field} {value!r} ({type(value).__name__}) is not an integer in [{low}, {high}]"
     elif not low <= value <= high:
@@ -87,15 +81,15 @@ def _integer(row: int, field: str, value: Any, low: int, high: int = INT32_MAX) 
 
 def _entries(field: str, value: Any, requests: int, bounds: int = 0) -> Found:
     """One per request, one more for bounds; too few is the fault of the first request without its own."""
-    if (got := len(value)) != (want := requests + bounds):
-        unit = "one more than requests" if bounds else "one per request"
+    got, want, unit = len(value), requests + bounds, "one more than requests" if bounds else "one per request"
+    if got != want:
         row = max(got - bounds, 0) if got < want else -1
         yield "count", row, f"{field} has {got} entries, expected {want} ({unit})"
 
 
-def _rank(field: str, value: Any, want: int) -> Found:
+def _rank(field: str, value: Any, want: int, row: int = -1) -> Found:
     if (got := _dimensions(value)) != want:
-        yield "shape", -1, f"{field} has rank {got}, expected {want}"
+        yield "shape", row, f"{field} has rank {got}, expected {want}"
 
 
 def _cardinality(pack: PackedMetadata) -> Found:
@@ -110,17 +104,17 @@ def _cardinality(pack: PackedMetadata) -> Found:
             yield from _rank(field, value, 1)
             yield from _entries(field, value, requests, bounds)
     yield from _rank("token_ids", pack.token_ids, 1)
-    rank = _dimensions(pack.embedding_rows)
-    if pack.embedding_rows is not None and not _integral(pack.embedding_rows) and rank != 2:
-        text = f"embedding_rows has rank {rank}, expected a count or an array of rank 2"
-        yield "embedding_rank", -1, text
+    rows = pack.embedding_rows
+    if rows is not None and not _integral(rows) and (rank := _dimensions(rows)) != 2:
+        yield "embedding_rank", -1, f"embedding_rows has rank {rank}, expected a count or an array of rank 2"
     if pack.vocab_size is not None:
         yield from _integer(-1, "vocab_size", pack.vocab_size, 1)
 
 
 def _groups(pack: PackedMetadata) -> Found:
     """Tables exist for exactly the cache groups that have a block size, one row per request each."""
-    sizes, tables, windows = pack.block_sizes, pack.block_tables, _windows(pack)
+    sizes, tables = pack.block_sizes, pack.block_tables
+    windows = {} if pack.windows is None else pack.windows
     for field, value in (("block_sizes", sizes), ("block_tables", tables), ("windows", windows)):
         if not isinstance(value, Mapping):
             yield "groups", -1, f"{field} is {type(value).__name__}, expected a mapping from group name"
@@ -136,10 +130,6 @@ def _groups(pack: PackedMetadata) -> Found:
         if _dimensions(tables[group]) == 0:
             yield "shape", -1, f"block_tables[{group!r}] has rank 0, expected 2"
         yield from _entries(f"block_tables[{group!r}]", tables[group], len(pack.request_ids))
-
-
-def _windows(pack: PackedMetadata) -> Any:
-    return {} if pack.windows is None else pack.windows
 
 
 def _request(pack: PackedMetadata, row: int) -> Found:
@@ -191,22 +181,15 @@ def _vocabulary(pack: PackedMetadata) -> Found:
 
 def _table(pack: PackedMetadata, row: int, group: Any) -> Found:
     """[0, seq_len) has blocks, but for what a window returned; past it is null, lest a stale id be used."""
-    table, block_size, window = (
-        pack.block_tables[group][row],
-        pack.block_sizes[group],
-        _windows(pack).get(group),
-    )
+    table, size = pack.block_tables[group][row], int(pack.block_sizes[group])
+    window = (pack.windows or {}).get(group)
     field = f"block_tables[{group!r}][{row}]"
-    if (rank := _dimensions(table)) != 1:
-        yield "shape", row, f"{field} has rank {rank}, expected 1"
-    past = -(-int(pack.seq_lens[row]) // int(block_size))
-    kept = 0 if window is None else max(0, int(pack.chunk_starts[row]) - int(window)) // int(block_size)
+    yield from _rank(field, table, 1, row)
+    past = -(-int(pack.seq_lens[row]) // size)
+    kept = 0 if window is None else max(0, int(pack.chunk_starts[row]) - int(window)) // size
     if len(table) < past:
-        yield (
-            "table_short",
-            row,
-            f"{field} has {len(table)} columns, seq_len {pack.seq_lens[row]} needs {past}",
-        )
+        text = f"{field} has {len(table)} columns, seq_len {pack.seq_lens[row]} needs {past}"
+        yield "table_short", row, text
     for column, block in enumerate(table):
         yield from _integer(row, f"{field}[{column}]", block, 0)
         if column >= past and block != 0:
