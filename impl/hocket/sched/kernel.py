@@ -178,6 +178,11 @@ def outstanding(promise: int, held: int) -> int:
     return max(0, promise - held)
 
 
+def uncovered(need: int, outstanding: int) -> int:
+    """Blocks of a next row that its own promise does not cover: set aside for it, never counted twice."""
+    return max(0, need - outstanding)
+
+
 def add(a: Vector, b: Vector) -> Vector:
     """Sum of two vectors."""
     return tuple(x + y for x, y in zip(a, b, strict=True))

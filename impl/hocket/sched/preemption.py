@@ -86,13 +86,16 @@ class Account:
         self.victims: set[int] = set()
 
     def set_aside(self, seniors: int) -> Vector:
-        """For the next rows of the first `seniors` running requests that are not in this dispatch so far."""
+        """For the next rows of the first `seniors` running requests that are not in this dispatch so far.
+
+        Only what their promises do not cover: nobody else can take promised blocks anyway.
+        """
         total = self._nothing
         for index, need in self._standing.next_needs.items():
             if index >= seniors:
                 break
             if index not in self.dispatched and index not in self.victims:
-                total = kernel.add(total, need)
+                total = kernel.add(total, tuple(map(kernel.uncovered, need, self.own_outstanding(index))))
         return total
 
     def available(self, seniors: int, own_outstanding: Vector) -> Vector:
