@@ -198,3 +198,14 @@ def test_a_scheduler_and_its_outputs_can_be_pickled() -> None:
     assert rows(twin.schedule()) == rows(scheduler.schedule())
     complete(twin, copy)
     assert twin.num_in_flight == scheduler.num_in_flight - 1
+
+
+def test_a_promised_chunk_is_not_set_aside_a_second_time() -> None:
+    """r0's next chunk is covered by its promise, so r1's decode finds its block and nobody is preempted."""
+    scheduler = make(blocks=5, block_size=2, prefill_chunk_size=2)
+    for name, prompt, max_tokens in (("r0", 4, 2), ("r1", 2, 2), ("r2", 1, 3)):
+        add(scheduler, name, prompt, max_tokens)
+    complete(scheduler, scheduler.schedule())
+    output = scheduler.schedule()
+    assert ("r1", 2, 1) in rows(output)
+    assert output.preempted_request_ids == ()
