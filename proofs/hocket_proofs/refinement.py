@@ -62,6 +62,12 @@ def number(request_id: str) -> int:
     return int(request_id[1:])
 
 
+def wanted_drafts(params: SamplingParams) -> int:
+    """In the model's words."""
+    own = params.num_speculative_tokens
+    return model.AS_CONFIGURED if own is None else own
+
+
 def abstract(s: Scheduler, pools: int) -> model.State:
     """The model state that the scheduler stands for. Reads records only; decides nothing."""
     live = sorted(s._live.values(), key=lambda r: r.seniority)
@@ -80,9 +86,10 @@ def abstract(s: Scheduler, pools: int) -> model.State:
                 outputs=len(r.output_token_ids),
                 placeholders=r.progress.placeholders,
                 columns=tuple([(t.num_leading_nulls, t.num_columns) for t in r.tables]),
-                promise=tuple(r.promise) or (0,) * pools,
+                promise=(tuple(r.promise) if r.status == "running" else ()) or (0,) * pools,
                 served=r.served if r.status == "running" else 0,
                 overdue=r.overdue,
+                drafts=wanted_drafts(r.request.sampling_params),
             )
             for r in live
         ]
@@ -109,10 +116,11 @@ class Adapter:
         self.flight: list[SchedulerOutput] = []
         self.token = 0
 
-    def add(self, name: int, prompt: int, limit: int, priority: int) -> None:
+    def add(self, name: int, prompt: int, limit: int, priority: int, drafts: int) -> None:
         """Prompt tokens are told apart from sampled ones by their size."""
         tokens = tuple(1000 + 100 * name + i for i in range(prompt))
-        params = SamplingParams(max_tokens=limit)
+        own = None if drafts == model.AS_CONFIGURED else drafts
+        params = SamplingParams(max_tokens=limit, num_speculative_tokens=own)
         self.scheduler.add_request(Request(f"r{name}", tokens, params, priority=priority, eos_token_id=0))
 
     def schedule(self) -> SchedulerOutput:

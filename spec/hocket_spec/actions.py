@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from hocket_spec.blocks import capacity, fits, returned
 from hocket_spec.dispatch import EMPTY, NAMES, RULES, Refused, Witness, due, schedule, serviceable
-from hocket_spec.state import DECODE, RUNNING, WAITING, Config, Request, State, find, put
+from hocket_spec.state import AS_CONFIGURED, DECODE, RUNNING, WAITING, Config, Request, State, find, put
 from hocket_spec.walk import release
 
 __all__ = [
@@ -52,13 +52,17 @@ def complete(cfg: Config, s: State, results: tuple[Result, ...]) -> tuple[State,
     return s, tuple(outputs)
 
 
-def add(cfg: Config, s: State, name: int, prompt: int, limit: int, priority: int = 0) -> State:
+def add(
+    cfg: Config, s: State, name: int, prompt: int, limit: int, priority: int = 0, drafts: int = AS_CONFIGURED
+) -> State:
     """A new request joins behind its equals; ValueError for one that could never fit."""
     if find(s, name) or not fits(capacity(cfg, prompt + limit - 1), cfg.pools):
         raise ValueError(f"request {name} is a duplicate or can never fit")
     none = (0,) * len(cfg.pools)
     columns = ((0, 0),) * len(cfg.groups)
-    r = Request(name, prompt, limit, priority, s.epochs, WAITING, prompt, 0, 0, 0, 0, columns, none, 0, False)
+    r = Request(
+        name, prompt, limit, priority, s.epochs, WAITING, prompt, 0, 0, 0, 0, columns, none, 0, False, drafts
+    )
     at = sum(1 for x in s.requests if x.priority <= priority)
     return s._replace(requests=(*s.requests[:at], r, *s.requests[at:]), epochs=s.epochs + 1)
 

@@ -117,7 +117,7 @@ def s9_budgets(cfg: Config, s: State) -> str:
             return f"S9 budgets: {r.name} is scheduled past its limit: {r}"
         for phase, x in rows_of(s, r) if r.status == RUNNING else []:
             end = x.start + x.length
-            if x.length > (cfg.chunk if phase == PREFILL else 1 + cfg.drafts):
+            if x.length > (cfg.chunk if phase == PREFILL else 1 + min(cfg.drafts, r.drafts)):
                 return f"S9 budgets: {x}"
             if phase == PREFILL and end < r.replay and end % cfg.alignment:
                 return f"S9 budgets: {x} ends off alignment"

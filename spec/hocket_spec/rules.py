@@ -16,6 +16,11 @@ def allowed(r: Request) -> int:
     return r.limit - r.outputs - r.placeholders
 
 
+def decode_length(cfg: Config, r: Request) -> int:
+    """A token and its drafts: as many as are configured, as the request wants, and as it may still emit."""
+    return 1 + min(cfg.drafts, r.drafts, allowed(r) - 1)
+
+
 def ready_phase(r: Request) -> int:
     """The phase in which a running request has a next row; carried by progress, never by a row's length."""
     if r.status != RUNNING:

@@ -11,6 +11,7 @@ Vector = tuple[int, ...]
 
 NONE, PREFILL, DECODE = 0, 1, 2  # phases; NONE marks an empty output
 WAITING, RUNNING, PREEMPTED = 0, 1, 2
+AS_CONFIGURED = 99  # drafts that a request wants if it does not say
 
 
 class Group(NamedTuple):
@@ -56,6 +57,7 @@ class Request(NamedTuple):
     promise: Vector
     served: int  # stamp of the last dispatch that had a row of it
     overdue: bool  # was head of the waiting queue at a prefill dispatch that left it out
+    drafts: int = AS_CONFIGURED  # of a decode row at most
 
 
 class Row(NamedTuple):

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from hocket_spec.blocks import ceil_div, fences, fits, free, gain, minus, need, outstanding, plus
 from hocket_spec.rules import (
     admission_ask,
-    allowed,
     available,
     chunk,
+    decode_length,
     designate,
     drained,
     hold,
@@ -155,7 +155,7 @@ def attempt(cfg: Config, s: State, phase: int) -> Attempt:
         r, given = find(s, x.name) or x, frozenset(full)
         if r.status != x.status:
             continue  # preempted in this very call: in no dispatch of it
-        length = 1 + min(cfg.drafts, allowed(r) - 1) if phase == DECODE else chunk(cfg, r, left)
+        length = decode_length(cfg, r) if phase == DECODE else chunk(cfg, r, left)
         victims: tuple[int, ...] = ()
         if r.name in held:
             why = "held"

@@ -16,7 +16,7 @@ from hocket_spec.blocks import capacity
 from hocket_spec.check import gates, progress
 from hocket_spec.check.instances import Traffic
 from hocket_spec.check.pair import Action, Pair, step
-from hocket_spec.state import DECODE, PREFILL, RUNNING, Config, Group, find, initial
+from hocket_spec.state import AS_CONFIGURED, DECODE, PREFILL, RUNNING, Config, Group, find, initial
 
 MOST = Traffic(9, 6)  # the largest request that arrives
 REQUESTS = 6  # unfinished at once
@@ -72,11 +72,16 @@ class SideBySide(RuleBasedStateMachine):
     def act(self, action: Action) -> None:
         self.pair = step(self.cfg, self.pair, action, self.met)
 
-    @rule(prompt=st.integers(1, MOST.prompt), limit=st.integers(1, MOST.limit), priority=st.integers(0, 1))
-    def add(self, prompt: int, limit: int, priority: int) -> None:
+    @rule(
+        prompt=st.integers(1, MOST.prompt),
+        limit=st.integers(1, MOST.limit),
+        priority=st.integers(0, 1),
+        drafts=st.sampled_from((AS_CONFIGURED, AS_CONFIGURED, 0, 1)),
+    )
+    def add(self, prompt: int, limit: int, priority: int, drafts: int) -> None:
         if len(self.pair.state.requests) < REQUESTS:
             name = next(n for n in range(REQUESTS) if find(self.pair.state, n) is None)
-            self.act(Action("add", name, Traffic(prompt, limit, priority)))
+            self.act(Action("add", name, Traffic(prompt, limit, priority, drafts)))
 
     @rule()
     def schedule(self) -> None:

@@ -205,7 +205,7 @@ def test_sampling_refuses_bad_ints(field: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [*NO_PLAIN_INTS, -1, -HUGE], ids=ids)
-@pytest.mark.parametrize("field", ["seed", "logprobs"])
+@pytest.mark.parametrize("field", ["seed", "logprobs", "num_speculative_tokens"])
 def test_sampling_refuses_bad_optional_ints(field: str, value: Any) -> None:
     refused(ValueError, making(SamplingParams, **{field: value}), field, repr(value))
 

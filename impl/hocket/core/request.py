@@ -19,6 +19,8 @@ class SamplingParams:
     stop_token_ids: tokens that end the request; the token is part of the output.
     ignore_eos: go on after the request's `eos_token_id`.
     logprobs: number of log probabilities to return per token (None: none).
+    num_speculative_tokens: drafts of a decode row at most, within what the scheduler is configured for (None:
+        as many as that; 0: no speculation for this request). Output does not depend on it.
     """
 
     max_tokens: int = 16
@@ -32,6 +34,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    num_speculative_tokens: int | None = None
 
     def __post_init__(self) -> None:
         require_int("max_tokens", self.max_tokens, 1)
@@ -54,6 +57,8 @@ class SamplingParams:
         require_bool("ignore_eos", self.ignore_eos)
         if self.logprobs is not None:
             require_int("logprobs (if not None)", self.logprobs, 0)
+        if self.num_speculative_tokens is not None:
+            require_int("num_speculative_tokens (if not None)", self.num_speculative_tokens, 0)
 
 
 @dataclass(frozen=True, slots=True)

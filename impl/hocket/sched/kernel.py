@@ -107,6 +107,11 @@ def chunk_len(computed: int, replay_len: int, chunk_size: int, budget_left: int,
     return max(0, length - (computed + length) % alignment)
 
 
+def row_drafts(drafts: int, wanted: int) -> int:
+    """Drafts of a request's decode rows: what is configured, or less if the request wants less."""
+    return min(drafts, wanted)
+
+
 def decode_len(allowed: int, drafts: int) -> int:
     """One token plus drafts, never more than the request may still emit (no phantom step)."""
     return 1 + min(drafts, allowed - 1)

@@ -15,6 +15,7 @@ class LiveRequest:
     """
 
     __slots__ = (
+        "drafts",
         "epoch",
         "limit",
         "min_tokens",
@@ -33,12 +34,19 @@ class LiveRequest:
     )
 
     def __init__(
-        self, request: Request, arrival: int, epoch: int, limit: int, tables: tuple[BlockTable, ...]
+        self,
+        request: Request,
+        arrival: int,
+        epoch: int,
+        limit: int,
+        drafts: int,
+        tables: tuple[BlockTable, ...],
     ) -> None:
         params = request.sampling_params
         self.request = request
         self.seniority = (request.priority, arrival)
         self.limit = limit
+        self.drafts = drafts
         self.min_tokens = params.min_tokens
         stop_tokens = set(params.stop_token_ids)
         if request.eos_token_id is not None and not params.ignore_eos:

@@ -110,7 +110,7 @@ class _Attempt:
         """
         for index in self._by_service(kernel.DECODE):
             live = self._standing.running[index]
-            length = kernel.decode_len(live.allowed, self._config.num_speculative_tokens)
+            length = kernel.decode_len(live.allowed, live.drafts)
             if length > self._budget_left:
                 break
             if self._grant(index, live.progress.computed + 1):

@@ -113,6 +113,7 @@ class Scheduler:
             self._next_arrival,
             self._new_epoch(),
             self._output_limit(request),
+            self._drafts(request),
             self._cache.new_tables(),
         )
         live.replay_promise = self._promise(live.num_tokens)
@@ -376,6 +377,11 @@ class Scheduler:
         return kernel.output_limit(
             request.sampling_params.max_tokens, self.config.max_model_len, len(request.prompt_token_ids)
         )
+
+    def _drafts(self, request: Request) -> int:
+        """Drafts of its decode rows: as many as are configured, fewer if it wants fewer."""
+        most, own = self.config.num_speculative_tokens, request.sampling_params.num_speculative_tokens
+        return kernel.row_drafts(most, most if own is None else own)
 
     def _promise(self, replay_len: int) -> kernel.Vector:
         """Blocks per pool to promise to a replay of `replay_len` tokens."""

@@ -71,4 +71,4 @@ def back(absent: tuple[Traffic, ...], before: State, after: State, again: bool) 
     if not again:
         return absent
     gone = [r for r in before.requests if find(after, r.name) is None]
-    return tuple(sorted(absent + tuple([Traffic(r.prompt, r.limit, r.priority) for r in gone])))
+    return tuple(sorted(absent + tuple([Traffic(r.prompt, r.limit, r.priority, r.drafts) for r in gone])))

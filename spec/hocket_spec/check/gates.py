@@ -3,7 +3,7 @@
 from hocket_spec import actions
 from hocket_spec.blocks import coming, fenced, fits, plus
 from hocket_spec.check.choices import witnesses
-from hocket_spec.rules import available, drained, next_need, ready_phase
+from hocket_spec.rules import allowed, available, drained, next_need, ready_phase
 from hocket_spec.state import DECODE, NONE, PREEMPTED, PREFILL, RUNNING, Config, State, find
 from hocket_spec.walk import attempt
 
@@ -30,6 +30,7 @@ GATES = {
     "window return": "a window returns blocks",
     "drafts carried": "a decode row carries drafts",
     "drafts without blocks": "a decode row falls back to one token",
+    "fewer drafts wanted": "a request wants fewer drafts than a row of it could carry",
     "drafts rejected": "a decode row returns fewer tokens than reserved",
     "decode on unread prompt": "a first decode row is dispatched while the last chunk is in flight",
     "overtaken by priority": "a more senior arrival stands before somebody who waits",
@@ -70,6 +71,8 @@ def of_dispatch(cfg: Config, s: State, phase: int) -> set[str]:
     met |= {"budget spent"} if "budget" in why else set()
     met |= {"chunk floored to nothing"} if "alignment" in why and cfg.alignment > 1 else set()
     wanted = sum(n > 1 for n in plan.full.values()) if phase == DECODE else 0
+    for x in [x for x in s.requests if phase == DECODE and x.name in plan.full]:
+        met |= {"fewer drafts wanted"} if x.drafts < min(cfg.drafts, allowed(x) - 1) else set()
     met |= {"drafts without blocks"} if len(witnesses(cfg, s)) < 2**wanted else set()
     if phase == PREFILL:
         before = [r for x in plan.rows if (r := find(s, x.name))]

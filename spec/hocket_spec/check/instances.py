@@ -9,15 +9,16 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from hocket_spec.blocks import capacity
-from hocket_spec.state import Config, Group
+from hocket_spec.state import AS_CONFIGURED, Config, Group
 
 
 class Traffic(NamedTuple):
-    """A request that may arrive: prompt and limit in tokens, priority (smaller = more senior)."""
+    """A request that may arrive: prompt and limit in tokens, priority (small = senior), drafts wanted."""
 
     prompt: int
     limit: int
     priority: int = 0
+    drafts: int = AS_CONFIGURED
 
 
 class Instance(NamedTuple):
@@ -42,9 +43,9 @@ GROUPS: tuple[tuple[Group, ...], ...] = (
     (Group(1),),
 )
 TRAFFIC: tuple[tuple[Traffic, ...], ...] = (
-    (Traffic(4, 3), Traffic(3, 3)),
+    (Traffic(4, 3), Traffic(3, 3, drafts=0)),
     (Traffic(2, 2), Traffic(4, 2), Traffic(4, 2)),
-    (Traffic(1, 4), Traffic(3, 2), Traffic(6, 1)),
+    (Traffic(1, 4, drafts=1), Traffic(3, 2), Traffic(6, 1)),
     (Traffic(3, 3), Traffic(3, 3), Traffic(3, 3)),
     (Traffic(2, 3, 0), Traffic(3, 2, 1), Traffic(4, 2, 1)),
     (Traffic(1, 3), Traffic(1, 3), Traffic(2, 2), Traffic(4, 2)),

@@ -52,6 +52,11 @@ def test_a_decode_row_never_exceeds_what_may_still_be_emitted(allowed: int, draf
     assert kernel.decode_len(allowed, drafts) == min(1 + drafts, allowed)
 
 
+@given(drafts=small, wanted=small)
+def test_a_request_gets_the_drafts_it_wants_within_what_is_configured(drafts: int, wanted: int) -> None:
+    assert kernel.row_drafts(drafts, wanted) == max(n for n in range(drafts + 1) if n <= wanted)
+
+
 @given(computed=small, replay_len=positive, allowed=small)
 def test_replay_comes_before_outputs(computed: int, replay_len: int, allowed: int) -> None:
     expected = PREFILL if computed < replay_len else (DECODE if allowed else NO_PHASE)
