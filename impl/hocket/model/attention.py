@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hocket.model.cache import GroupedCache
 from hocket.model.config import DeepseekV4Config
-from hocket.model.kv_geometry import C4, C4_INDEXER, C4_INDEXER_STATE, C4_STATE, C128, C128_STATE, SWA
+from hocket.model.kv_geometry import C4, C4_INDEXER, C4_INDEXER_STATE, C4_STATE, C128, C128_STATE
 from hocket.model.step import Queries, Step
 from hocket_kernels.compressor import compress_ratio4_, compress_ratio128_
 from hocket_kernels.kv_write import grouped_kv_write_
@@ -62,7 +62,8 @@ def write_keys(
     kv = partial_rotary(
         rms_norm(torch.nn.functional.linear(x, w.kv), w.kv_norm, eps), cos, sin, inverse=False
     )
-    grouped_kv_write_(cache.rows(SWA, layer), step.write_slots[SWA], kv)
+    window = cache.window_group(layer)
+    grouped_kv_write_(cache.rows(window, layer), step.write_slots[window], kv)
     if w.ratio == 4:
         _compress(w.compressor, x, step, cache, layer, eps, 4, C4, C4_STATE)
         _compress(w.indexer, x, step, cache, layer, eps, 4, C4_INDEXER, C4_INDEXER_STATE)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hocket.core.config import KVCacheConfig
 from hocket.model.config import DeepseekV4Config
-from hocket.model.kv_geometry import group_geometry
+from hocket.model.kv_geometry import MTP_SWA, SWA, group_geometry
 
 
 class GroupedCache:
@@ -30,8 +30,8 @@ class GroupedCache:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.layouts = group_geometry(config)
         specs = {g.name: g for g in kv_cache_config.groups}
+        self.layouts = group_geometry(config, drafts=MTP_SWA in specs)
         if set(specs) != set(self.layouts):
             raise ValueError(
                 f"KVCacheConfig.groups must be {sorted(self.layouts)} for this model, got {sorted(specs)}"
@@ -67,6 +67,10 @@ class GroupedCache:
         offset.
         """
         return self._rows[group, layer]
+
+    def window_group(self, layer: int) -> str:
+        """The group that holds the sliding window of a layer: MTP layers have one of their own."""
+        return SWA if (SWA, layer) in self._rows else MTP_SWA
 
     def fill_(self, value: float) -> None:
         """Overwrite every row of every group, the null block's too (tests fill with NaN)."""

@@ -1,15 +1,17 @@
 """From a model configuration to a `KVCacheConfig`: groups, windows, block sizes, bytes and block counts.
 
-Seven groups at most (D = head_dim, Di = index_head_dim); one is there only if some layer needs it:
+Eight groups at most (D = head_dim, Di = index_head_dim); one is there only if some layer needs it, the last
+one only if drafts are made:
 
     group             layers             one row per   values in a row   window (source tokens)
-    swa               all, and MTP's     token         D                 sliding_window
+    swa               all main layers    token         D                 sliding_window
     c4                ratio 4            4 tokens      D                 full history
     c4_indexer        ratio 4            4 tokens      Di                full history
     c128              ratio 128          128 tokens    D                 full history
     c4_state          ratio 4            token         4 D, float32      8
     c4_indexer_state  ratio 4            token         4 Di, float32     8
     c128_state        ratio 128          token         2 D, float32      128
+    mtp_swa           MTP layers         token         D                 sliding_window
 
 Everything here counts in source tokens: a block of `block_size` tokens holds block_size / (tokens per row)
 rows in each layer of its group. No torch: the scheduler's side uses this too.
@@ -26,6 +28,7 @@ from hocket.model.config import DeepseekV4Config
 
 SWA, C4, C4_INDEXER, C128 = "swa", "c4", "c4_indexer", "c128"
 C4_STATE, C4_INDEXER_STATE, C128_STATE = "c4_state", "c4_indexer_state", "c128_state"
+MTP_SWA = "mtp_swa"
 GROUP_NAMES = (SWA, C4, C4_INDEXER, C128, C4_STATE, C4_INDEXER_STATE, C128_STATE)
 SHARED_POOL = "main"
 
@@ -55,36 +58,46 @@ class GroupGeometry(NamedTuple):
         return len(self.layers) * (block_size // self.ratio) * self.width * itemsize
 
 
-def group_geometry(model: DeepseekV4Config) -> dict[str, GroupGeometry]:
-    """The groups that a model of this configuration needs, in the order of the table above."""
-    every = tuple(range(model.num_hidden_layers + model.num_nextn_predict_layers))
+def group_geometry(model: DeepseekV4Config, drafts: bool = False) -> dict[str, GroupGeometry]:
+    """The groups that a model of this configuration needs, in the order of the table above.
+
+    `drafts`: the MTP layers run too. They have a group of their own, so that who makes no drafts pays
+    nothing.
+    """
+    main = model.num_hidden_layers
+    layers = tuple(range(main))
+    mtp = tuple(range(main, main + model.num_nextn_predict_layers)) if drafts else ()
     r4, r128 = model.layers_with_ratio(4), model.layers_with_ratio(128)
     d, di = model.head_dim, model.index_head_dim
     table = {
-        SWA: GroupGeometry(every, 1, d, model.sliding_window, False),
+        SWA: GroupGeometry(layers, 1, d, model.sliding_window, False),
         C4: GroupGeometry(r4, 4, d, None, False),
         C4_INDEXER: GroupGeometry(r4, 4, di, None, False),
         C128: GroupGeometry(r128, 128, d, None, False),
         C4_STATE: GroupGeometry(r4, 1, 4 * d, STATE_WINDOWS[C4_STATE], True),
         C4_INDEXER_STATE: GroupGeometry(r4, 1, 4 * di, STATE_WINDOWS[C4_INDEXER_STATE], True),
         C128_STATE: GroupGeometry(r128, 1, 2 * d, STATE_WINDOWS[C128_STATE], True),
+        MTP_SWA: GroupGeometry(mtp, 1, d, model.sliding_window, False),
     }
     return {name: group for name, group in table.items() if group.layers}
 
 
-def default_block_sizes(model: DeepseekV4Config, block_size: int = 128) -> dict[str, int]:
+def default_block_sizes(
+    model: DeepseekV4Config, block_size: int = 128, drafts: bool = False
+) -> dict[str, int]:
     """Block sizes in source tokens, group by group, for a base of `block_size` physical rows (a multiple of
     16).
 
     Row groups hold `block_size` rows a block: block_size, 4 and 128 times as many tokens. State rows are
     wide, so their blocks hold 1/16 (ratio 4) and 1/4 (ratio 128) as many. 128 gives 128, 512, 512, 16384, 8,
-    8 and 32 tokens.
+    8 and 32 tokens, and 128 for MTP.
     """
     require_int("block_size", block_size, 16, 1 << 20)
     if block_size % 16:
         raise ValueError(f"block_size must be a multiple of 16, got {block_size}")
     sizes = {C4_STATE: block_size // 16, C4_INDEXER_STATE: block_size // 16, C128_STATE: block_size // 4}
-    return {name: sizes.get(name, block_size * group.ratio) for name, group in group_geometry(model).items()}
+    groups = group_geometry(model, drafts)
+    return {name: sizes.get(name, block_size * group.ratio) for name, group in groups.items()}
 
 
 def blocks_per_request(block_size: int, window: int | None, tokens: int, row: int) -> int:
@@ -123,13 +136,14 @@ def build_kv_cache_config(
     (default: `scheduler.max_model_len`), all decoding but for the rows that prefill dispatches in flight may
     hold. At most `scheduler.max_num_seqs` requests of full length are provided for; what is left of the
     budget then stays unused. `block_sizes` overrides `default_block_sizes(model, block_size)` group by group.
+    The group of the MTP layers is there if `scheduler.num_speculative_tokens` is not 0.
 
     With `shared_pool` all groups draw on one pool, "main": a block id is a page in every group's tensors, so
     a block costs the sum of the groups' bytes. ValueError if the budget cannot hold one request of full
     length.
     """
-    groups = group_geometry(model)
-    sizes = _block_sizes(model, groups, block_size, block_sizes)
+    groups = group_geometry(model, scheduler.num_speculative_tokens > 0)
+    sizes = _block_sizes(model, block_size, block_sizes)
     require_int("budget_bytes", budget_bytes, 1)
     typical = scheduler.max_model_len if request_tokens is None else request_tokens
     require_int("request_tokens", typical, 1, scheduler.max_model_len)
@@ -182,12 +196,11 @@ class _Load(NamedTuple):
 
 
 def _block_sizes(
-    model: DeepseekV4Config,
-    groups: Mapping[str, GroupGeometry],
-    block_size: int,
-    overrides: Mapping[str, int] | None,
+    model: DeepseekV4Config, block_size: int, overrides: Mapping[str, int] | None
 ) -> dict[str, int]:
-    sizes = default_block_sizes(model, block_size)
+    """Sizes of all groups that the model may have: one set of options serves with and without drafts."""
+    groups = group_geometry(model, drafts=True)
+    sizes = default_block_sizes(model, block_size, drafts=True)
     for name, size in (overrides or {}).items():
         if name not in groups:
             raise ValueError(
@@ -218,7 +231,7 @@ def _config(
 def kv_cache_bytes(model: DeepseekV4Config, cache: KVCacheConfig, dtype: str = "float32") -> int:
     """Bytes of the tensors that hold `cache` for `model`, null blocks included."""
     pools, names = cache.pool_blocks, list(cache.pool_blocks)
-    geometry = group_geometry(model)
+    geometry = group_geometry(model, drafts=True)
     return sum(
         (pools[names[pool]] + 1) * geometry[spec.name].bytes_per_block(spec.block_size, dtype)
         for spec, pool in zip(cache.groups, cache.pool_of_group, strict=True)

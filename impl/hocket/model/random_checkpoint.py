@@ -68,6 +68,11 @@ def random_tensors(config: DeepseekV4Config, seed: int = 0) -> dict[str, Tensor]
     return {name: _random(config, name, spec, seed) for name, spec in specs.items()}
 
 
+def random_mtp_tensors(config: DeepseekV4Config, seed: int = 0) -> dict[str, Tensor]:
+    """As `random_tensors`, the MTP layers alone."""
+    return {name: _random(config, name, spec, seed) for name, spec in mtp_weights(config).items()}
+
+
 def write_random_checkpoint(
     folder: str | Path,
     config: DeepseekV4Config = TINY_CONFIG,

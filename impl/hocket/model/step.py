@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hocket.model.cache import GroupedCache
 from hocket.model.dispatch import BlockTables, DecodeDispatch, PrefillDispatch
-from hocket.model.kv_geometry import C4, C4_INDEXER, C4_INDEXER_STATE, C4_STATE, C128, C128_STATE, SWA
+from hocket.model.kv_geometry import C4, C4_INDEXER, C4_INDEXER_STATE, C4_STATE, C128, C128_STATE, MTP_SWA
 from hocket_kernels.lightning_indexer import lightning_indexer_decode, lightning_indexer_prefill
 from hocket_kernels.query_blocks import decode_positions
 from hocket_kernels.rotary import rotary_angles
@@ -89,7 +89,8 @@ class Queries:
         chosen: Tensor | None,
     ) -> Tensor:
         """Sparse attention. q: [R, H, D]; chosen: int64 [R, k] or None. Returns [R, H, D]."""
-        swa, swa_table, swa_size = cache.rows(SWA, layer), self.block_tables[SWA], cache.block_sizes[SWA]
+        name = cache.window_group(layer)
+        swa, swa_table, swa_size = cache.rows(name, layer), self.block_tables[name], cache.block_sizes[name]
         entries, table, size = None, None, 0
         if ratio:
             group = ENTRY_GROUPS[ratio][0][0]
@@ -141,8 +142,10 @@ class Step:
     sampled: Queries
 
 
-def prefill_step(dispatch: PrefillDispatch, cache: GroupedCache, frequencies: Frequencies) -> Step:
-    """Row metadata of a packed prefill dispatch."""
+def prefill_step(
+    dispatch: PrefillDispatch, cache: GroupedCache, frequencies: Frequencies, drafting: bool = False
+) -> Step:
+    """Row metadata of a packed prefill dispatch: for the main layers, or (`drafting`) for the MTP layers."""
     positions, loc = dispatch.positions, dispatch.query_start_loc
     requests = torch.repeat_interleave(loc.diff().to(torch.int64))
     angles = _angles(positions, frequencies)
@@ -160,12 +163,15 @@ def prefill_step(dispatch: PrefillDispatch, cache: GroupedCache, frequencies: Fr
         block_tables={group: table[owners] for group, table in dispatch.block_tables.items()},
     )  # fmt: skip
     return _step(
-        positions, positions, angles, requests, dispatch.block_tables, cache, frequencies, every, sampled
-    )
+        positions, positions, angles, requests, dispatch.block_tables, cache, frequencies, every, sampled,
+        drafting,
+    )  # fmt: skip
 
 
-def decode_step(dispatch: DecodeDispatch, cache: GroupedCache, frequencies: Frequencies) -> Step:
-    """Row metadata of a batched decode dispatch; rows past num_tokens write nothing."""
+def decode_step(
+    dispatch: DecodeDispatch, cache: GroupedCache, frequencies: Frequencies, drafting: bool = False
+) -> Step:
+    """As `prefill_step` for a batched decode dispatch; rows past num_tokens write nothing."""
     requests, width = dispatch.token_ids.shape
     positions = decode_positions(dispatch.starts, dispatch.num_tokens, width)
     used = torch.arange(width, device=positions.device) < dispatch.num_tokens.unsqueeze(1)
@@ -177,7 +183,9 @@ def decode_step(dispatch: DecodeDispatch, cache: GroupedCache, frequencies: Freq
         num_tokens=dispatch.num_tokens, query_start_loc=None, width=width, block_tables=dispatch.block_tables,
     )  # fmt: skip
     owners = torch.arange(requests, device=positions.device).repeat_interleave(width)
-    return _step(positions, written, angles, owners, dispatch.block_tables, cache, frequencies, every, every)
+    return _step(
+        positions, written, angles, owners, dispatch.block_tables, cache, frequencies, every, every, drafting
+    )
 
 
 def _angles(positions: Tensor, frequencies: Frequencies) -> dict[bool, Angles]:
@@ -197,16 +205,19 @@ def _step(
     frequencies: Frequencies,
     every: Queries,
     sampled: Queries,
+    drafting: bool,
 ) -> Step:
     """`written`: int64 [T], the positions, -1 for rows that are not in use."""
-    per_token = [name for name, layout in cache.layouts.items() if layout.ratio == 1]
+    per_token = [
+        name for name, layout in cache.layouts.items() if layout.ratio == 1 and (name == MTP_SWA) == drafting
+    ]
     slots = {
         name: slot_mapping(tables[name], requests, written, cache.block_sizes[name], 1) for name in per_token
     }
     closed = {
         ratio: _closed(ratio, written, requests, tables, cache, frequencies)
         for ratio, groups in ENTRY_GROUPS.items()
-        if groups[0][0] in cache.layouts
+        if groups[0][0] in cache.layouts and not drafting
     }
     return Step(positions, angles, slots, closed, every, sampled)
 

@@ -18,7 +18,7 @@ def test_each_group_has_a_plane_per_layer_and_a_null_block() -> None:
     shapes = {name: (*tensor.shape, tensor.dtype) for name, tensor in cache.tensors.items()}
     blocks = {g.name: (g.num_blocks or 0) + 1 for g in config.groups}
     assert shapes == {
-        "swa": (4, blocks["swa"] * 7, 32, torch.bfloat16),
+        "swa": (3, blocks["swa"] * 7, 32, torch.bfloat16),
         "c4": (2, blocks["c4"] * 3, 32, torch.bfloat16),
         "c4_indexer": (2, blocks["c4_indexer"] * 5, 16, torch.bfloat16),
         "c128": (1, blocks["c128"] * 2, 32, torch.bfloat16),

@@ -1,5 +1,7 @@
 """Cache geometry: groups, windows, bytes, and block counts that fill a budget with the same load in each."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,16 +23,18 @@ SCHEDULER = SchedulerConfig(
 
 
 def test_the_seven_groups_are_those_of_the_model():
-    groups = group_geometry(TINY_CONFIG)
-    assert tuple(groups) == GROUP_NAMES
+    assert tuple(group_geometry(TINY_CONFIG)) == GROUP_NAMES
+    groups = group_geometry(TINY_CONFIG, drafts=True)
+    assert tuple(groups) == (*GROUP_NAMES, "mtp_swa")
     assert {n: (g.layers, g.ratio, g.width, g.window, g.is_state) for n, g in groups.items()} == {
-        "swa": ((0, 1, 2, 3, 4, 5), 1, 32, 128, False),  # 5 is the MTP layer
+        "swa": ((0, 1, 2, 3, 4), 1, 32, 128, False),
         "c4": ((2, 4), 4, 32, None, False),
         "c4_indexer": ((2, 4), 4, 16, None, False),
         "c128": ((3,), 128, 32, None, False),
         "c4_state": ((2, 4), 1, 128, 8, True),
         "c4_indexer_state": ((2, 4), 1, 64, 8, True),
         "c128_state": ((3,), 1, 64, 128, True),
+        "mtp_swa": ((5,), 1, 32, 128, False),  # MTP layers come after the main ones
     }
 
 
@@ -47,6 +51,22 @@ def test_groups_exist_only_where_a_layer_needs_them(ratios, expected):
     assert set(group_geometry(model)) == expected
     cache = build_kv_cache_config(model, SCHEDULER, budget_bytes=1 << 30)
     assert {g.name for g in cache.groups} == expected
+
+
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_mtp_has_a_group_where_drafts_are_made(drafts):
+    scheduler = replace(SCHEDULER, num_speculative_tokens=drafts)
+    sizes = {"mtp_swa": 24}
+    cache = build_kv_cache_config(TINY_CONFIG, scheduler, budget_bytes=1 << 28, block_sizes=sizes)
+    assert [(g.block_size, g.window) for g in cache.groups if g.name == "mtp_swa"] == [(24, 128)] * (
+        drafts > 0
+    )
+    none = tiny_config(num_nextn_predict_layers=0)
+    assert {g.name for g in build_kv_cache_config(none, scheduler, budget_bytes=1 << 28).groups} == set(
+        GROUP_NAMES
+    )
+    assert default_block_sizes(TINY_CONFIG, drafts=True)["mtp_swa"] == 128
+    assert "mtp_swa" not in default_block_sizes(TINY_CONFIG)
 
 
 def test_the_released_geometry_is_the_default():
