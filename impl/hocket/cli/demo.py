@@ -20,6 +20,7 @@ from hocket.cli.knobs import (
     add_model_arguments,
     add_run_arguments,
     add_scheduler_arguments,
+    draft_counts,
     model_options,
     or_refuse,
     scheduler_config,
@@ -32,12 +33,13 @@ from hocket.core.request import Request, SamplingParams
 from hocket.engine.build import LoadedModel, ModelOptions, build_engine, load_model
 from hocket.engine.engine import Engine, StepReport, run_all
 from hocket.engine.progress import Progress
-from hocket.engine.results import RequestResult
+from hocket.engine.results import EngineStats, RequestResult
 from hocket.model.recall import ANSWER, live_prompt, needle_prompt, recall_folder
 from hocket.obs.trace import TraceWriter
 
 NEEDLE, LIVE = "needle", "live"
 _LIVE_TOKENS = 64
+_MTP_SEED = 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +63,7 @@ class Observed:
 
     results: dict[str, RequestResult] = field(default_factory=dict)
     outputs: list[SchedulerOutput] = field(default_factory=list)
+    stats: EngineStats = field(default_factory=EngineStats)
 
     def chunk_starts(self, request_id: str) -> list[int]:
         """Where the request's chunks began, in order."""
@@ -83,13 +86,13 @@ def _run(args: argparse.Namespace) -> int:
     options = ModelOptions(**model_options(args))
     if args.threads is not None:
         torch.set_num_threads(require_int("threads", args.threads, 1))
-    loaded = load_model(recall_folder(), options)
+    loaded, kind = _load(options, config.num_speculative_tokens)
     needle, live = _requests(loaded, config)
     print(
         f"hocket demo: a prompt of {len(needle.prompt_token_ids)} tokens with three hidden codes, "
         "beside a live decode request\n"
         f"  chunk size {config.prefill_chunk_size}, async depth {config.async_depth}, "
-        f"{torch.get_num_threads()} threads, {options.dtype} on {options.device}\n",
+        f"{torch.get_num_threads()} threads, {options.dtype} on {options.device}\n{kind}",
         flush=True,
     )
     _warm_up(loaded, config, needle)
@@ -101,11 +104,24 @@ def _run(args: argparse.Namespace) -> int:
     return _report(config, {name: run.results[name] for name, run in alone.items()}, together)
 
 
+def _load(options: ModelOptions, drafts: int) -> tuple[LoadedModel, str]:
+    """The shipped checkpoint, and what is to be said of its draft layers."""
+    loaded = load_model(recall_folder(), options, mtp=drafts > 0)
+    if not drafts:
+        return loaded, ""
+    said = f"  speculative tokens: {drafts}"
+    if loaded.mtp is not None:
+        return loaded, f"{said}, by the checkpoint's MTP layers\n"
+    loaded = load_model(recall_folder(), options, mtp=True, random_mtp_seed=_MTP_SEED)
+    return loaded, f"{said}, by a random MTP layer (the checkpoint has none): few will be right\n"
+
+
 def _requests(loaded: LoadedModel, config: SchedulerConfig) -> tuple[Request, Request]:
     """The long prompt, and a live request that outlasts its prefill whatever the chunk size."""
     prompt = needle_prompt()
     steps = -(-len(prompt.token_ids) // min(config.aligned_chunk_size, config.max_num_batched_tokens))
-    beside = live_prompt(_LIVE_TOKENS + (steps + 2) * config.decode_steps_per_turn)
+    at_once = 1 + config.num_speculative_tokens
+    beside = live_prompt(_LIVE_TOKENS + (steps + 2) * config.decode_steps_per_turn * at_once)
     params = SamplingParams(max_tokens=prompt.max_tokens)
     free = SamplingParams(max_tokens=beside.max_tokens, ignore_eos=True)
     return loaded.request(NEEDLE, prompt.token_ids, params), loaded.request(LIVE, beside.token_ids, free)
@@ -141,6 +157,7 @@ def _observe(
             prompt = sum(step.output.num_scheduled_tokens) if step.output.phase == Phase.PREFILL else 0
             progress.show(engine.stats, prompt + sum(map(len, step.result.sampled_token_ids)))
 
+        observed.stats = engine.stats
         engine.observers.append(observe)
         coming = list(requests)
         while coming or engine.has_unfinished_requests():
@@ -174,6 +191,9 @@ def _report(config: SchedulerConfig, alone: dict[str, RequestResult], together: 
             gap = f"{metrics.worst_gap_s * 1e3:,.0f} ms"
             sizes = f"{len(result.prompt_token_ids):>9}{len(result.token_ids):>9}"
             print(f"{name:<10}{title:<12}{ttft:>10}{gap:>20}{sizes}")
+    if config.num_speculative_tokens:
+        shares = [f"{name} {draft_counts(both[name].metrics)}" for name in (NEEDLE, LIVE)]
+        print(f"\nacceptance rate: {', '.join(shares)}, all {draft_counts(together.stats)}")
     print(f"\nidentical to isolated run: {'yes' if all(same.values()) else 'no'}")
     for name in (name for name, equal in same.items() if not equal):
         print(f"  {name} alone:    {alone[name].text}\n  {name} together: {both[name].text}")

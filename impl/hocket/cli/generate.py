@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 from hocket.cli.knobs import (
     add_model_arguments,
     add_run_arguments,
     add_scheduler_arguments,
+    draft_counts,
     model_options,
     or_refuse,
     scheduler_config,
@@ -65,7 +67,8 @@ def _run(args: argparse.Namespace) -> int:
         stop=tuple(args.stop),
         ignore_eos=args.ignore_eos,
     )
-    knobs = {name: getattr(args, name) for name in scheduler_config(args).__dataclass_fields__}
+    config = scheduler_config(args)
+    knobs = {field.name: getattr(config, field.name) for field in fields(config)}
     with LLM(args.model, seed=args.seed, trace=args.trace, **model_options(args), **knobs) as llm:
         results = llm.generate(prompts, params, use_tqdm=args.progress)
     for result in results:
@@ -88,7 +91,8 @@ def _line(result: RequestResult) -> str:
     metrics = result.metrics
     ttft = "-" if metrics.ttft_s is None else f"{metrics.ttft_s:.2f} s"
     note = f" ({result.error})" if result.error else ""
+    drafts = f", accepted {draft_counts(metrics)}" if metrics.num_draft_tokens else ""
     return (
         f"{result.text}\n  [{len(result.prompt_token_ids)} + {len(result.token_ids)} tokens, "
-        f"{result.finish_reason}{note}, first token after {ttft}]"
+        f"{result.finish_reason}{note}, first token after {ttft}{drafts}]"
     )

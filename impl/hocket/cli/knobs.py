@@ -8,6 +8,8 @@ from dataclasses import fields
 from typing import Any
 
 from hocket.core.config import SchedulerConfig
+from hocket.core.speculative import agreed_tokens
+from hocket.engine.results import EngineStats, RequestMetrics
 
 _HELP = {
     "max_num_seqs": "running requests at most, both phases together",
@@ -15,7 +17,7 @@ _HELP = {
     "prefill_chunk_size": "tokens of one prefill row at most",
     "max_model_len": "prompt plus outputs of one request at most",
     "async_depth": "dispatches in flight at most; 1 is synchronous",
-    "num_speculative_tokens": "drafts of a decode row",
+    "num_speculative_tokens": "drafts of a decode row, made by the checkpoint's MTP layers",
     "prefill_steps_per_turn": "prefill dispatches before decode is owed",
     "decode_steps_per_turn": "decode dispatches before prefill is owed",
     "chunk_alignment": "ends of non-final chunks are multiples of it",
@@ -42,11 +44,21 @@ def add_scheduler_arguments(parser: argparse.ArgumentParser, **defaults: Any) ->
                 "metavar": "F" if isinstance(field.default, float) else "N",
             }
         group.add_argument(*names, dest=field.name, default=default, help=_HELP[field.name], **kind)
+    group.add_argument(
+        "--speculative-config",
+        metavar="JSON",
+        help='as vLLM takes it: \'{"method": "mtp", "num_speculative_tokens": 1}\', '
+        "the same as --num-speculative-tokens 1",
+    )
 
 
 def scheduler_config(args: argparse.Namespace) -> SchedulerConfig:
     """The configuration that the flags say; `ValueError` names the knob that is wrong."""
-    return SchedulerConfig(**{field.name: getattr(args, field.name) for field in fields(SchedulerConfig)})
+    knobs = {field.name: getattr(args, field.name) for field in fields(SchedulerConfig)}
+    if args.speculative_config is not None:
+        plain = knobs["num_speculative_tokens"] or None
+        knobs["num_speculative_tokens"] = agreed_tokens(plain, args.speculative_config)
+    return SchedulerConfig(**knobs)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, kv_cache_memory: str = "1GiB") -> None:
@@ -129,6 +141,12 @@ def _by_group(text: str) -> dict[str, int]:
             raise argparse.ArgumentTypeError(f"{part!r} is no block size such as swa=128")
         sizes[name] = int(tokens)
     return sizes
+
+
+def draft_counts(counts: RequestMetrics | EngineStats) -> str:
+    """'3 of 12 drafts (25%)', the accepted ones."""
+    rate = f" ({counts.acceptance_rate:.0%})" if counts.acceptance_rate is not None else ""
+    return f"{counts.num_accepted_tokens} of {counts.num_draft_tokens} drafts{rate}"
 
 
 def or_refuse(command: str, action: Callable[[], int]) -> int:

@@ -99,7 +99,7 @@ class AsyncEngine:
         """Load a checkpoint folder and serve it."""
         from hocket.engine.build import build_engine, load_model  # torch
 
-        loaded = load_model(folder, options)
+        loaded = load_model(folder, options, mtp=scheduler_config.num_speculative_tokens > 0)
         return cls(lambda on_result: build_engine(loaded, scheduler_config, on_result=on_result))
 
     @property

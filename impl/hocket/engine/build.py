@@ -13,10 +13,11 @@ from hocket.core.config import KVCacheConfig, SchedulerConfig
 from hocket.core.request import Request, SamplingParams
 from hocket.engine.engine import Engine
 from hocket.model.cache import GroupedCache
-from hocket.model.checkpoint import Checkpoint, load_checkpoint
+from hocket.model.checkpoint import load_checkpoint
 from hocket.model.config import DeepseekV4Config
 from hocket.model.deepseek_v4 import DeepseekV4Model
 from hocket.model.kv_geometry import build_kv_cache_config
+from hocket.model.mtp import MtpLayers
 from hocket.model.tokenizer import TOKENIZER_FILE, Tokenizer
 from hocket.obs.trace import TraceWriter
 from hocket.runner.model_runner import ModelRunner
@@ -56,13 +57,14 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model with its tokenizer (None if the folder has none). Engines share it; each has a cache of its
-    own.
+    """A model with its tokenizer (None if the folder has none) and its MTP layers (None if it has none, or if
+    they were not asked for). Engines share it; each has a cache of its own.
     """
 
     model: DeepseekV4Model
     tokenizer: Tokenizer | None
     options: ModelOptions
+    mtp: MtpLayers | None = None
 
     @property
     def config(self) -> DeepseekV4Config:
@@ -100,13 +102,29 @@ class LoadedModel:
         return Request(request_id, prompt, params, priority, eos[0] if eos else None)
 
 
-def load_model(folder: str | Path, options: ModelOptions | None = None) -> LoadedModel:
-    """Load the checkpoint in `folder`. `ValueError` names file, tensor or option."""
+def load_model(
+    folder: str | Path,
+    options: ModelOptions | None = None,
+    *,
+    mtp: bool = False,
+    random_mtp_seed: int | None = None,
+) -> LoadedModel:
+    """Load the checkpoint in `folder`. `ValueError` names file, tensor or option.
+
+    mtp: the MTP layers too, which speculation needs. With `random_mtp_seed` a checkpoint that has none gets
+        a random one: it guesses badly, and all else is as with a good one.
+    """
     options = options or ModelOptions()
-    checkpoint: Checkpoint = load_checkpoint(folder, dtype=DTYPES[options.dtype], load_mtp=False)
-    model = DeepseekV4Model(checkpoint.config, checkpoint.tensors, DTYPES[options.dtype], options.device)
-    has_tokenizer = (Path(folder) / TOKENIZER_FILE).exists()
-    return LoadedModel(model, Tokenizer.from_folder(folder) if has_tokenizer else None, options)
+    dtype = DTYPES[options.dtype]
+    config, tensors, drafts = load_checkpoint(folder, dtype=dtype, load_mtp=mtp)
+    if mtp and not drafts and random_mtp_seed is not None:
+        from hocket.model.random_checkpoint import random_mtp_tensors  # nobody else needs it
+
+        config = replace(config, num_nextn_predict_layers=1, draft_kind="mtp")
+        drafts = random_mtp_tensors(config, random_mtp_seed)
+    model = DeepseekV4Model(config, tensors, dtype, options.device)
+    tokenizer = Tokenizer.from_folder(folder) if (Path(folder) / TOKENIZER_FILE).exists() else None
+    return LoadedModel(model, tokenizer, options, MtpLayers(model, drafts) if drafts else None)
 
 
 def build_engine(
@@ -127,10 +145,10 @@ def build_engine(
             f"max_model_len must be at most the model's max_position_embeddings = {limit}, "
             f"got {scheduler_config.max_model_len}"
         )
-    if scheduler_config.num_speculative_tokens:
+    if scheduler_config.num_speculative_tokens and loaded.mtp is None:
         raise ValueError(
-            "num_speculative_tokens must be 0 for this model runner (it runs no draft layers), "
-            f"got {scheduler_config.num_speculative_tokens}"
+            "num_speculative_tokens must be 0 for this model (its checkpoint has no MTP layers, "
+            f"or they were not loaded), got {scheduler_config.num_speculative_tokens}"
         )
     kv_cache_config = kv_cache_config or loaded.kv_cache_config(scheduler_config)
     model = loaded.model
@@ -140,6 +158,8 @@ def build_engine(
         kv_cache_config,
         max_num_seqs=scheduler_config.max_num_seqs,
         max_model_len=scheduler_config.max_model_len,
+        mtp=loaded.mtp,
+        num_speculative_tokens=scheduler_config.num_speculative_tokens,
     )
     return Engine(
         scheduler_config,

@@ -109,7 +109,8 @@ class Engine:
         from hocket.engine.build import build_engine, load_model  # torch
 
         config = scheduler_config or SchedulerConfig()
-        return build_engine(load_model(folder, options), config, seed=seed, trace=trace)
+        loaded = load_model(folder, options, mtp=config.num_speculative_tokens > 0)
+        return build_engine(loaded, config, seed=seed, trace=trace)
 
     # --- Requests ---------------------------------------------------------------------------------
 
@@ -260,19 +261,25 @@ class Engine:
         row_of = {request_id: row for row, request_id in enumerate(output.request_ids)}
         now = self._clock()
         for item in news:
-            self._deliver(item, result, row_of[item.request_id], now)
+            self._deliver(item, output, result, row_of[item.request_id], now)
         for observer in self.observers:
             observer(StepReport(output, result, seconds))
 
-    def _deliver(self, news: RequestOutput, result: RunnerOutput, row: int, now: float) -> None:
+    def _deliver(
+        self, news: RequestOutput, output: SchedulerOutput, result: RunnerOutput, row: int, now: float
+    ) -> None:
         """One request's news to the caller."""
         request_id = news.request_id
         logprobs = result.logprobs[row] if result.logprobs else None
+        drafts = output.num_scheduled_tokens[row] - 1 if output.phase == Phase.DECODE else 0
+        accepted = len(result.sampled_token_ids[row]) - 1
         try:
-            processed = self._outputs.process(news, logprobs, now)
+            processed = self._outputs.process(news, logprobs, now, drafts, accepted)
         except Exception as error:  # noqa: BLE001 - whatever detokenising it raises is this request's own end
             self._fail(request_id, f"{type(error).__name__}: {error}")
             return
+        self.stats.num_draft_tokens += drafts
+        self.stats.num_accepted_tokens += min(accepted, len(processed.update.new_token_ids))
         if processed.stopped:
             self._abort_in_scheduler(request_id, "stop")
         self._updates.append(processed.update)

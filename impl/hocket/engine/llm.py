@@ -16,6 +16,7 @@ from typing import Any
 
 from hocket.core.config import SchedulerConfig
 from hocket.core.request import Request, SamplingParams
+from hocket.core.speculative import agreed_tokens
 from hocket.engine.build import LoadedModel, ModelOptions, build_engine, load_model
 from hocket.engine.engine import Engine
 from hocket.engine.errors import EngineDeadError
@@ -33,6 +34,9 @@ class LLM:
     dtype, device, kv_cache_memory, block_size, block_sizes, shared_pool: see `ModelOptions`.
     seed: for requests without a seed of their own.
     trace: write an NDJSON trace to this file.
+    speculative_config: as vLLM takes it, `{"method": "mtp", "num_speculative_tokens": 1}` or its JSON text;
+    the
+        same as the knob `num_speculative_tokens`.
     scheduler_knobs: fields of `SchedulerConfig`.
     """
 
@@ -48,12 +52,16 @@ class LLM:
         shared_pool: bool = False,
         seed: int = 0,
         trace: str | Path | None = None,
+        speculative_config: str | Mapping[str, Any] | None = None,
         **scheduler_knobs: Any,
     ) -> None:
+        if speculative_config is not None:
+            plain = scheduler_knobs.get("num_speculative_tokens")
+            scheduler_knobs["num_speculative_tokens"] = agreed_tokens(plain, speculative_config)
         config = SchedulerConfig(**scheduler_knobs)
         if not isinstance(model, LoadedModel):
             options = ModelOptions(dtype, device, kv_cache_memory, block_size, block_sizes, shared_pool)
-            model = load_model(model, options)
+            model = load_model(model, options, mtp=config.num_speculative_tokens > 0)
         self.model = model
         self._trace = None if trace is None else TraceWriter(trace)
         self.engine: Engine = build_engine(model, config, seed=seed, trace=self._trace)

@@ -97,12 +97,25 @@ class OutputProcessor:
         if live is not None:
             live.metrics.num_preemptions += 1
 
-    def process(self, news: RequestOutput, logprobs: Sequence[TokenLogprobs] | None, now: float) -> Processed:
-        """Turn the scheduler's news of a live request into an update; ends its transcript if it finished."""
+    def process(
+        self,
+        news: RequestOutput,
+        logprobs: Sequence[TokenLogprobs] | None,
+        now: float,
+        drafts: int = 0,
+        accepted: int = 0,
+    ) -> Processed:
+        """Turn the scheduler's news of a live request into an update; ends its transcript if it finished.
+
+        drafts: how many its row carried. accepted: how many of them the target chose; those after the
+        request's end do not count.
+        """
         live = self._live[news.request_id]
         if news.new_token_ids:
             live.metrics.tokens_at(now)
         taken, text, stopped = live.append(news.new_token_ids)
+        live.metrics.num_draft_tokens += drafts
+        live.metrics.num_accepted_tokens += min(accepted, taken)
         finished = news.finished or stopped
         if finished and not stopped:
             rest, stopped = live.flush()

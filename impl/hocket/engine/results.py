@@ -19,6 +19,15 @@ class RequestMetrics:
     worst_gap_s: float = 0.0
     """Longest time between two results with tokens of this request."""
     num_preemptions: int = 0
+    num_draft_tokens: int = 0
+    """Drafts that its decode rows carried."""
+    num_accepted_tokens: int = 0
+    """Those of them that became output."""
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Share of the drafts that became output; None without any."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
 
     @property
     def ttft_s(self) -> float | None:
@@ -90,6 +99,15 @@ class EngineStats:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     preemptions: int = 0
+    num_draft_tokens: int = 0
+    """Drafts of decode rows whose results counted."""
+    num_accepted_tokens: int = 0
+    """Those of them that became output."""
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Share of the drafts that became output; None without any."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
 
     @property
     def prefill_tokens_per_s(self) -> float:

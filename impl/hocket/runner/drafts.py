@@ -1,0 +1,102 @@
+"""Drafts from the MTP layers: made when a decode row asks for them, from what its slot keeps.
+
+By slot the drafter keeps the first draft and the *tail*, the MTP layers' outputs of the last confirmed row.
+Both are renewed whenever rows are confirmed: all rows of every chunk, and of a decode row those whose tokens
+were accepted. Further drafts are made only when a decode row carries them, at the beginning of its own step.
+So a row always has its own drafts, however long it was absent; a row that was cut to one token costs none;
+and what a draft writes lies in blocks that its step was given: the rows confirmed afterwards overwrite it, or
+the next step's do, before anything reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hocket.model.cache import GroupedCache
+from hocket.model.dispatch import DecodeDispatch, PrefillDispatch
+from hocket.model.mtp import MtpLayers
+from hocket.runner.api import RunnerError
+
+Slots = NDArray[np.int64]
+
+
+class Drafter:
+    """Keyed by slot and epoch: what an earlier owner of a slot left is never a draft of a later one.
+
+    num_speculative_tokens: drafts of a row at most. Draft i comes from layer i mod the number of layers.
+    """
+
+    def __init__(
+        self, mtp: MtpLayers, cache: GroupedCache, max_num_seqs: int, num_speculative_tokens: int
+    ) -> None:
+        self.mtp = mtp
+        self._cache = cache
+        config, model = mtp.config, mtp.model
+        layers = min(len(mtp.layers), num_speculative_tokens)
+        shape = (max_num_seqs, layers, config.hc_mult, config.hidden_size)
+        self.epochs = np.full(max_num_seqs, -1, dtype=np.int64)
+        """`[slots]`: the epoch that the slot's draft and tail belong to."""
+        self.first_drafts = torch.zeros(max_num_seqs, dtype=torch.int64, device=model.device)
+        self.tails = torch.zeros(shape, dtype=model.dtype, device=model.device)
+
+    def propose(self, slots: Slots, epochs: Sequence[int], rows: DecodeDispatch) -> Tensor:
+        """The drafts of a step's rows, int64 [N, most]: `rows.num_tokens` of each are 1 + its drafts; entries
+        past a row's own are valid ids without meaning.
+        """
+        lengths = rows.num_tokens.tolist()
+        for slot, epoch, length in zip(slots.tolist(), epochs, lengths, strict=True):
+            if length > 1 and self.epochs[slot] != epoch:
+                raise RunnerError(f"slot {slot}: drafts of epoch {self.epochs[slot]} for a row of {epoch}")
+        index = torch.from_numpy(slots).to(self.tails.device)
+        streams, drafts = self.tails[index, 0], [self.first_drafts[index]]
+        for step in range(1, max(lengths) - 1):
+            layer = step % len(self.mtp.layers)
+            row = DecodeDispatch(
+                token_ids=drafts[-1].unsqueeze(1),
+                starts=rows.starts + (step - 1),
+                num_tokens=(rows.num_tokens > step + 1).to(torch.int64),
+                block_tables=rows.block_tables,
+            )
+            streams = self.mtp.draft(layer, row, streams, self._cache)
+            drafts.append(self.mtp.logits(layer, streams).argmax(dim=-1))
+        return torch.stack(drafts, dim=1)
+
+    def follow_prefill(
+        self,
+        slots: Slots,
+        epochs: Sequence[int],
+        dispatch: PrefillDispatch,
+        streams: Tensor,
+        next_ids: Tensor,
+    ) -> None:
+        """The chunks of `dispatch` were computed: `streams` [T, n, h] of the main model, `next_ids` int64 [T]
+        the token after each row.
+        """
+        tails = self.tails[torch.from_numpy(slots).to(self.tails.device)]
+        tails[dispatch.chunk_starts == 0] = 0  # an earlier owner's, if anybody's
+        follows = replace(dispatch, token_ids=next_ids)
+        outputs = self.mtp.prefill(follows, streams, tails, self._cache)
+        self._keep(slots, epochs, outputs[dispatch.query_start_loc[1:].to(torch.int64) - 1])
+
+    def follow_decode(
+        self, slots: Slots, epochs: Sequence[int], confirmed: DecodeDispatch, streams: Tensor
+    ) -> None:
+        """Rows of a decode step were confirmed: `confirmed.token_ids` [N, Q] are the tokens that they gave,
+        num_tokens of each request; `streams`: [N, Q, n, h] of the main model.
+        """
+        tails = self.tails[torch.from_numpy(slots).to(self.tails.device)]
+        outputs = self.mtp.decode(confirmed, streams, tails, self._cache)
+        each = torch.arange(len(slots), device=outputs.device)
+        self._keep(slots, epochs, outputs[each, confirmed.num_tokens - 1])
+
+    def _keep(self, slots: Slots, epochs: Sequence[int], tails: Tensor) -> None:
+        index = torch.from_numpy(slots).to(self.tails.device)
+        self.tails[index] = tails
+        self.first_drafts[index] = self.mtp.logits(0, tails[:, 0]).argmax(dim=-1)
+        self.epochs[slots] = epochs
