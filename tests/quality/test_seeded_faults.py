@@ -71,6 +71,8 @@ FAULTS: dict[str, tuple[Any, str, Wrap]] = {
         LiveRequest, "num_tokens", lambda real: property(  # type: ignore[dict-item, return-value]
             lambda self: len(self.request.prompt_token_ids))),
     "never carries drafts": (kernel, "decode_len", lambda real: lambda allowed, drafts: 1),
+    "a request's own limit of drafts is ignored": (
+        kernel, "row_drafts", lambda real: lambda drafts, wanted: drafts),
     "drafts past the limit": (kernel, "decode_len", lambda real: lambda allowed, drafts: 1 + drafts),
     "chunks ignore the alignment": (
         kernel, "chunk_len", lambda real: lambda at, end, size, left, alignment: real(
@@ -114,6 +116,9 @@ WHERE = {
     "placeholders of rejected drafts stay": DRAFTING,
     "never carries drafts": DRAFTING,
     "drafts past the limit": DRAFTING,
+    "a request's own limit of drafts is ignored": DRAFTING._replace(
+        traffic=(Traffic(2, 4, drafts=1), Traffic(1, 4, drafts=0))
+    ),
     "chunks ignore the alignment": Instance(Config((Group(2),), (4,), budget=3, alignment=2), TWO),
     "watermark while nothing runs": Instance(Config((Group(2),), (3,), watermark=(1,)), TWO),
 }
@@ -180,8 +185,8 @@ def test_explorer_finds_a_request_that_never_gets_its_turn(monkeypatch: pytest.M
     )
     assert liveness.l5_fair_cycle(graph_of(crowd)) == []
 
-    def jump(cfg: Config, s: State, name: int, prompt: int, limit: int, priority: int = 0) -> State:
-        after = add(cfg, s, name, prompt, limit, priority)
+    def jump(cfg: Config, s: State, *traffic: int) -> State:
+        after = add(cfg, s, *traffic)
         return after._replace(requests=(after.requests[-1], *after.requests[:-1]))
 
     add = actions.add
