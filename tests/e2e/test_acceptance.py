@@ -150,6 +150,10 @@ def live_bytes(built, owned):
         digest.update(repr((name, slot, runner.slots.records[name].tokens)).encode())
         digest.update(runner.slots.epochs[slot].tobytes() + runner.slots.computed[slot].tobytes())
         digest.update(runner.last_tokens[slot].numpy().tobytes())
+        if runner.drafter is not None:
+            digest.update(runner.drafter.epochs[slot].tobytes())
+            digest.update(runner.drafter.first_drafts[slot].numpy().tobytes())
+            digest.update(runner.drafter.tails[slot].numpy().tobytes())
         for group, ids in blocks.items():
             digest.update(runner.slots.tables[group][slot].tobytes())
             per_block = runner.cache.rows_per_block(group)
@@ -305,6 +309,10 @@ def whole_runner(runner):
     ):
         digest.update(array.tobytes())
     digest.update(runner.last_tokens.numpy().tobytes())
+    if runner.drafter is not None:
+        digest.update(runner.drafter.epochs.tobytes())
+        digest.update(runner.drafter.first_drafts.numpy().tobytes())
+        digest.update(runner.drafter.tails.numpy().tobytes())
     for tensor in runner.cache.tensors.values():
         digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()

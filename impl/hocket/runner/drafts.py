@@ -55,14 +55,18 @@ class Drafter:
                 raise RunnerError(f"slot {slot}: drafts of epoch {self.epochs[slot]} for a row of {epoch}")
         index = torch.from_numpy(slots).to(self.tails.device)
         streams, drafts = self.tails[index, 0], [self.first_drafts[index]]
-        for step in range(1, max(lengths) - 1):
-            layer = step % len(self.mtp.layers)
+        most, layers = max(lengths) - 1, len(self.mtp.layers)
+        for step in range(1, most):
+            layer = step % layers
             row = DecodeDispatch(
                 token_ids=drafts[-1].unsqueeze(1),
                 starts=rows.starts + (step - 1),
                 num_tokens=(rows.num_tokens > step + 1).to(torch.int64),
                 block_tables=rows.block_tables,
             )
+            # A layer whose turn comes again reads this row too: it takes the input of the layer in turn.
+            for other in {later % layers for later in range(step + 1, most)} - {layer}:
+                self.mtp.draft(other, row, streams, self._cache)
             streams = self.mtp.draft(layer, row, streams, self._cache)
             drafts.append(self.mtp.logits(layer, streams).argmax(dim=-1))
         return torch.stack(drafts, dim=1)
