@@ -51,6 +51,19 @@ def test_other_knobs(flags, capsys):
     assert "identical to isolated run: yes" in capsys.readouterr().out
 
 
+def test_with_drafts_of_a_random_mtp_layer(capsys):
+    """The shipped checkpoint has no MTP layer: a random one is added, and hardly ever right."""
+    assert main(["demo", "--no-progress", "--num-speculative-tokens", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "speculative tokens: 1, by a random MTP layer (the checkpoint has none)" in said
+    assert "identical to isolated run: yes" in said
+    found = re.search(r"acceptance rate: needle (\d+) of (\d+) drafts .*, all (\d+) of (\d+) drafts", said)
+    accepted, offered, all_accepted, all_offered = map(int, found.groups())
+    assert 0 <= accepted <= offered <= 14
+    assert offered < all_offered
+    assert accepted <= all_accepted <= all_offered
+
+
 SHORT = ["demo", "--no-progress", "--max-model-len", "1024", "--prefill-chunk-size", "128"]
 
 
