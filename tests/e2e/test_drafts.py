@@ -28,7 +28,7 @@ from tests.e2e.drafting import (
     request,
     whole,
 )
-from tests.e2e.world import drain, step_into
+from tests.e2e.world import cache_rows, drain, step_into, wait_for_runner
 from tests.unit.model.pairwise import pairwise, render
 from tests.unit.model.support import TOLERANCE, difference
 
@@ -358,6 +358,38 @@ def test_an_id_and_a_slot_used_again_while_rows_of_the_old_request_are_in_flight
     text = torch.tensor(whole(second))
     found_logits = recorder.table("same", 0, len(text) - 1)
     assert difference(found_logits, oracle().logits(text)) <= TOLERANCE
+
+
+def rows_without_drafts(item: Any, computed: int) -> dict[str, torch.Tensor]:
+    """What the next row can read, in every group of the main model, once so much is computed."""
+    with engine(1, 0, prefill_chunk_size=720) as built:
+        built.add_request(item)
+        while True:
+            built.step()
+            if int(built.runner.slots.computed[built.runner.slots.slot_of(item.request_id)]) == computed:
+                return cache_rows(built, item.request_id)
+
+
+@DEPTHS
+def test_rejected_rows_survive_in_no_group(depth: int) -> None:
+    """Windows, entries and compressor states are those of a run without drafts."""
+    item = request("r", prompt(120, 4), max_tokens=40)
+    with engine(depth, 3) as built:
+        guide(built, {"r": whole(item)}, lambda _, position: position % 5 in (1, 2))
+        built.add_request(item)
+        compared = 0
+        while built.has_unfinished_requests():
+            built.step()
+            wait_for_runner(built)
+            slot = built.runner.slots.slot_of("r")
+            computed = 0 if slot is None else int(built.runner.slots.computed[slot])
+            if computed in (121, 122, 125, 126, 127, 128, 130, 131, 140, 141, 142) and compared < 4:
+                compared += 1
+                expected = rows_without_drafts(item, computed)
+                for name, rows in cache_rows(built, "r").items():
+                    assert rows.shape == expected[name].shape
+                    assert torch.allclose(rows, expected[name], atol=2e-4, rtol=1e-4), (name, computed)
+    assert compared >= 3
 
 
 SAMPLED = {"temperature": 0.9, "top_k": 9, "top_p": 0.95, "min_p": 0.01, "seed": 11}
