@@ -24,11 +24,17 @@ TEMPLATE_FILE = "chat_template.jinja"
 MAX_TOKENIZER_BYTES = 1 << 28
 MAX_TEMPLATE_BYTES = 1 << 20
 
+# A panic of the library is a BaseException that is no Exception and none of these: it would end the thread.
+_EXITS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 _REPLACEMENT = "\ufffd"
 # A decoder may look this many tokens back when it joins the next one (spaces, word pieces, digits).
 _CONTEXT_TOKENS = 6
-# No character needs so many tokens: what is still incomplete by then is invalid and stays so.
+# After so many tokens without a complete character, what can no longer become one is handed out.
 _MAX_HELD_TOKENS = 16
+# A character has at most four bytes: so many at the end, each at worst a U+FFFD, may still become one.
+_MAX_UNSURE = 3
+# Tokens without text between the bytes of a character make the window grow, up to this.
+_MAX_WINDOW = 256
 
 
 class Tokenizer:
@@ -44,6 +50,7 @@ class Tokenizer:
         self._backend = backend
         self._special = dict(special_tokens or {})
         self._template = None if chat_template is None else _compile(chat_template)
+        self._vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
@@ -54,8 +61,13 @@ class Tokenizer:
             raise ValueError(f"{folder / TOKENIZER_FILE}: no such regular file")
         try:
             backend = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # the library raises nothing more specific
+        except _EXITS:
+            raise
+        except BaseException as error:  # the library raises nothing more specific, and panics besides
             raise ValueError(f"{folder / TOKENIZER_FILE}: not a tokenizer: {error}") from error
+        # Files may ask for both, for batches in training; a prompt must come out as long as it is.
+        backend.no_truncation()
+        backend.no_padding()
         config = _json_object(folder / CONFIG_FILE)
         template = _read(folder / TEMPLATE_FILE, MAX_TEMPLATE_BYTES)
         if template is None:
@@ -72,8 +84,8 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids, added ones included; ids are below it."""
-        return self._backend.get_vocab_size(with_added_tokens=True)
+        """The largest token id + 1, added tokens included; not every id below it need have a token."""
+        return self._vocab_size
 
     @property
     def has_chat_template(self) -> bool:
@@ -86,13 +98,29 @@ class Tokenizer:
         return found
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of `text`. Special tokens spelled out in the text are recognised."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        """Token ids of `text`. Special tokens spelled out in the text are recognised. ValueError if the
+        library panics.
+        """
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except (Exception, *_EXITS):
+            raise
+        except BaseException as panic:
+            raise ValueError(f"the tokenizer cannot encode this text: {panic}") from panic
         return ids
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `token_ids`; ids without a token give nothing."""
-        text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        """Text of `token_ids`; ids without a token give nothing. ValueError for what is no
+        id, or if the library panics.
+        """
+        try:
+            text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        except (OverflowError, TypeError) as error:
+            raise ValueError(f"token_ids must be ints in [0, 2**32 - 1]: {error}") from error
+        except (Exception, *_EXITS):
+            raise
+        except BaseException as panic:
+            raise ValueError(f"the tokenizer cannot decode these tokens: {panic}") from panic
         return text
 
     def apply_chat_template(
@@ -136,14 +164,17 @@ class IncrementalDetokenizer:
     def __init__(self, tokenizer: Decoder, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        self._ids: list[int] = []
-        self._ends: list[int] = [0]  # numbers of tokens after which the text was complete, ascending
+        self._ids: list[int] = []  # the last tokens: those before say nothing about what comes
+        self._ends: list[int] = [0]  # numbers of tokens in `_ids` that gave a complete text, ascending
+        self._sent = 0  # characters of the text of `_ids` that were handed out
+        self._held = 0  # tokens since something was handed out
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text that these further tokens complete ("" if none)."""
         pieces = []
         for token_id in token_ids:
             self._ids.append(token_id)
+            self._held += 1
             pieces.append(self._advance(final=False))
         return "".join(pieces)
 
@@ -152,23 +183,37 @@ class IncrementalDetokenizer:
         return self._advance(final=True)
 
     def _advance(self, final: bool) -> str:
-        done = self._ends[-1]
-        start = next(end for end in reversed(self._ends) if end <= max(0, done - _CONTEXT_TOKENS))
-        known = self._decode(start, done)
-        text = self._decode(start, len(self._ids))
-        held = len(self._ids) - done
-        if text.endswith(_REPLACEMENT) and not final and held < _MAX_HELD_TOKENS:
+        text = self._decode(0)
+        unsure = 0 if final else len(text) - len(text.rstrip(_REPLACEMENT))
+        if unsure and self._held < _MAX_HELD_TOKENS:
             return ""
-        self._ends.append(len(self._ids))
-        del self._ends[: -_CONTEXT_TOKENS - 2]
-        if self._ends[0] > 4096:  # drop tokens that no window reaches any more
-            cut = self._ends[0]
-            self._ids = self._ids[cut:]
-            self._ends = [end - cut for end in self._ends]
-        return text[len(known) :]
+        unsure = min(unsure, _MAX_UNSURE) if len(self._ids) <= _MAX_WINDOW else 0
+        before, self._sent = self._sent, max(self._sent, len(text) - unsure)
+        self._held = 0
+        piece = text[before : self._sent]
+        self._shorten(len(text), unsure > 0)
+        return piece
 
-    def _decode(self, start: int, end: int) -> str:
-        return self._tokenizer.decode(self._ids[start:end], skip_special_tokens=self._skip)
+    def _shorten(self, length: int, unsure: bool) -> None:
+        """Forget tokens that no longer matter; `length` is that of the text of all that are kept so far."""
+        end = len(self._ids)
+        if unsure:
+            cut = max(0, end - _CONTEXT_TOKENS - _MAX_UNSURE)
+        else:
+            cut = max((at for at in self._ends if at <= end - _CONTEXT_TOKENS), default=0)
+            self._ends.append(end)
+        if not cut:
+            return
+        # The texts before and after the cut agree from the right.
+        sent = len(self._decode(cut)) - (length - self._sent)
+        if unsure and sent <= _MAX_UNSURE:
+            return  # a cut may lie inside a character, whose rest may be all that the window shows
+        del self._ids[:cut]
+        self._ends = [at - cut for at in self._ends if at >= cut]
+        self._sent = sent
+
+    def _decode(self, start: int) -> str:
+        return self._tokenizer.decode(self._ids[start:], skip_special_tokens=self._skip)
 
 
 def _compile(source: str) -> jinja2.Template:

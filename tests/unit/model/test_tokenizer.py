@@ -76,6 +76,64 @@ def test_the_pieces_add_up_to_the_decoded_text(text, sizes):
         assert "\ufffd" not in "".join(pieces)
 
 
+# Bytes that begin, continue or spoil characters, and two plain ones; 256 is the special token.
+UGLY = [0xC3, 0xA9, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x8E, 0xBC, 0xFF, 0x80, 0x41, 0x20]
+
+
+def byte_ids(content):
+    """Token ids of bytes in the byte-level vocabulary, 256 for <eos>."""
+    names = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    letters = [names.pre_tokenize_str(chr(byte))[0][0] for byte in range(128)]
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    other = [byte for byte in range(256) if byte not in printable]
+    letter = {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(other)}
+    assert [letter[b] for b in range(128)] == letters
+    return [BYTES.token_id("<eos>" if byte == 256 else letter[byte]) for byte in content]
+
+
+def test_a_character_after_a_run_of_invalid_bytes_is_kept():
+    for count in range(40):
+        for tail in ([0xC3, 0xA9], [0xE2, 0x82, 0xAC], [0xF0, 0x9F, 0x8E, 0xBC]):
+            ids = byte_ids([0xFF] * count + tail + [0x41])
+            assert "".join(stream(BYTES, ids)) == "\ufffd" * count + bytes(tail).decode() + "A"
+
+
+@given(
+    content=st.lists(st.sampled_from([*UGLY, 256]) | st.integers(0x80, 0xFF), max_size=90),
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=6),
+)
+def test_pieces_of_invalid_bytes_add_up_too(content, sizes):
+    ids = byte_ids(content)
+    assert "".join(stream(BYTES, ids, sizes)) == BYTES.decode(ids)
+
+
+def test_a_character_whose_bytes_lie_far_apart():
+    """Special tokens are skipped, so that the bytes around them are neighbours."""
+    ids = byte_ids([0xE2, *[256] * 40, 0x82, *[256] * 40, 0xAC, 0x41])
+    assert "".join(stream(BYTES, ids)) == "€A"
+
+
+def test_tokens_that_always_end_inside_a_character():
+    """A vocabulary may have tokens of the second byte of one character and the first of the next."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    joined = "\u00a9\u00c3"  # the bytes A9 C3, as byte-level vocabularies write them
+    backend = tokenizers.Tokenizer(models.BPE({c: i for i, c in enumerate([*letters, joined])}, []))
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(backend)
+    ids = [tokenizer.token_id("\u00c3"), *[tokenizer.token_id(joined)] * 200, tokenizer.token_id("\u00a9")]
+    pieces = stream(tokenizer, ids)
+    assert "".join(pieces) == "é" * 201
+    assert max(map(len, pieces)) <= 17
+
+
+@pytest.mark.parametrize("byte", [0xFF, 0xC3, 256], ids=["invalid", "unfinished", "no text"])
+def test_the_window_stays_small_whatever_comes(byte):
+    detokenizer = IncrementalDetokenizer(BYTES)
+    for _ in range(50):
+        detokenizer.push(byte_ids([byte] * 20))
+        assert len(detokenizer._ids) < 40
+
+
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters=" \ufffd"), max_size=30))
 def test_runs_of_fallback_bytes_add_up_too(text):
     ids = [257, *text.encode(), 257]
@@ -231,3 +289,28 @@ def test_without_a_template_messages_are_refused(tmp_path):
     assert not tokenizer.has_chat_template
     with pytest.raises(ValueError, match="this checkpoint has no chat template"):
         tokenizer.apply_chat_template(MESSAGES)
+
+
+# -- what a file may not do, and what is no id
+
+
+def test_truncation_and_padding_of_the_file_are_not_applied(tmp_path):
+    plain = BYTES.encode("a long prompt")
+    backend = tokenizers.Tokenizer.from_str(BYTES._backend.to_str())
+    backend.enable_truncation(4)
+    assert Tokenizer.from_folder(save(tmp_path, Tokenizer(backend))).encode("a long prompt") == plain
+    backend.no_truncation()
+    backend.enable_padding(length=32, pad_id=0, pad_token="!")
+    assert Tokenizer.from_folder(save(tmp_path, Tokenizer(backend))).encode("a long prompt") == plain
+
+
+def test_every_id_is_below_the_vocabulary_size():
+    assert BYTES.vocab_size == 257
+    sparse = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 70}, unk_token="a"))
+    assert Tokenizer(sparse).vocab_size == 71
+
+
+@pytest.mark.parametrize("ids", [[-1], [1 << 40], [1.5], ["a"]], ids=str)
+def test_decode_refuses_what_is_no_id(ids):
+    with pytest.raises(ValueError, match="token_ids must be ints"):
+        BYTES.decode(ids)
