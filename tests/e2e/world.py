@@ -134,9 +134,7 @@ def cache_rows(built: Engine, request_id: str) -> dict[str, torch.Tensor]:
 
 def wait_for_runner(built: Engine) -> None:
     """Until everything dispatched has been executed (nothing to wait for at depth 1)."""
-    while hasattr(built._executor._results, "qsize") and built._executor._results.qsize() < len(
-        built._in_flight
-    ):
+    while len(built._executor._results) < len(built._in_flight):
         time.sleep(0.0005)
 
 

@@ -173,7 +173,7 @@ class AsyncEngine:
             if self._dead is None:
                 self._commands.append(_Command(action, done))
             else:
-                done.set_exception(self._dead)
+                done.set_exception(_copy(self._dead))
         self._wake.set()
         return done
 
@@ -213,7 +213,7 @@ class AsyncEngine:
             death = EngineDeadError("the engine was shut down")
         except EngineDeadError as error:
             death = error
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
+        except BaseException as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
             death = EngineDeadError(f"the engine died: {type(error).__name__}: {error}")
             death.__cause__ = error
         self._die(death)
@@ -226,7 +226,7 @@ class AsyncEngine:
                 continue
             try:
                 done.set_result(action())
-            except Exception as error:  # noqa: BLE001 - it is raised where it was asked for
+            except BaseException as error:  # noqa: BLE001 - it is raised where it was asked for
                 done.set_exception(error)
 
     def _deliver(self, update: RequestUpdate) -> None:
@@ -244,8 +244,15 @@ class AsyncEngine:
             self._commands.clear()
         for command in commands:
             if command.done.set_running_or_notify_cancel():
-                command.done.set_exception(error)
+                command.done.set_exception(_copy(error))
         for stream in self._streams.values():
-            stream.put(error)
+            stream.put(_copy(error))
         self._streams.clear()
         self.engine.shutdown()
+
+
+def _copy(error: EngineDeadError) -> EngineDeadError:
+    """For one who is told: an exception that is raised again and again collects all their tracebacks."""
+    copy = EngineDeadError(*error.args)
+    copy.__cause__ = error.__cause__
+    return copy

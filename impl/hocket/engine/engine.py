@@ -18,10 +18,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from hocket.core.checks import require_int
+from hocket.core.checks import require_int, require_str
 from hocket.core.config import KVCacheConfig, SchedulerConfig
+from hocket.core.errors import SchedulerError
 from hocket.core.phase import Phase
 from hocket.core.records import FinishReason, RequestOutput, SchedulerOutput
 from hocket.core.request import Request
@@ -39,6 +40,12 @@ if TYPE_CHECKING:
     from hocket.model.tokenizer import Decoder
 
 
+T = TypeVar("T")
+
+# Not failures of the engine but somebody's wish to leave: raised as they are.
+_EXITS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+
+
 class StepReport(NamedTuple):
     """A processed step, for observers."""
 
@@ -48,13 +55,41 @@ class StepReport(NamedTuple):
     """Time that the runner spent on it."""
 
 
+class _Change:
+    """What scheduler, trace and transcripts must see together. The engine counts as dead in here; whatever
+    leaves early, Ctrl-C at any moment included, leaves it dead, unless it was declared whole before
+    (`_failure` is None).
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> None:
+        self._engine._require_alive()
+        self._engine._failure = RuntimeError("a call was interrupted half way")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if error is None or self._engine._failure is None:
+            self._engine._failure = None
+            return
+        self._engine._failure = error
+        if not isinstance(error, _EXITS):
+            raise EngineDeadError(f"the engine died: {type(error).__name__}: {error}") from error
+
+
 class Engine:
     """Not thread-safe: one thread calls it. A request that fails fails alone, with finish_reason "error".
 
     tokenizer: for text and stop strings; without one, results have no text and stop strings are refused.
     seed: requests without a seed of their own get one from this and from the number of requests before them.
-    trace: receives every action; the engine writes the header.
-    on_result: called in the worker thread when a dispatch has run (depth > 1).
+    trace: receives every action; the engine writes the header. If an action cannot be written, the engine
+        dies: a trace with a gap cannot be replayed, and scheduler and transcripts would differ by it.
+    on_result: called in the worker thread when a dispatch has run (depth > 1). If it raises, the engine dies.
+
+    `observers` are called after each processed step, when its updates are safe; they may call the engine. If
+    one raises, the engine dies after that step's updates were handed out.
     """
 
     def __init__(
@@ -86,14 +121,15 @@ class Engine:
         self._waits = False
         self._updates: list[RequestUpdate] = []
         self._failure: BaseException | None = None
-        self._collecting = False
+        # It has died, but instead of the error the last call returned updates that were ready before.
+        self._untold = False
+        if trace is not None:
+            trace.header(scheduler_config, kv_cache_config, runner.describe())
         self._executor: Executor
         if scheduler_config.async_depth == 1:
             self._executor = InlineExecutor(runner, clock)
         else:
             self._executor = ThreadExecutor(runner, on_result, clock)
-        if trace is not None:
-            trace.header(scheduler_config, kv_cache_config, runner.describe())
 
     @classmethod
     def from_model(
@@ -142,37 +178,50 @@ class Engine:
         """
         self._require_alive()
         self.check_request(request)
-        self.scheduler.add_request(request)
-        if self._trace is not None:
-            self._trace.add(request)
-        own = request.sampling_params.seed
-        seed = random_bits(self._seed, self._accepted) if own is None else own
-        self._accepted += 1
-        self._unsent[request.request_id] = NewRequest(request, seed)
-        self._outputs.add(request, self._clock())
-        self._waits = False
+        with _Change(self):
+            self._or_refuse(self.scheduler.add_request, request)
+            if self._trace is not None:
+                self._trace.add(request)
+            own = request.sampling_params.seed
+            seed = random_bits(self._seed, self._accepted) if own is None else own
+            self._accepted += 1
+            self._unsent[request.request_id] = NewRequest(request, seed)
+            self._outputs.add(request, self._clock())
+            self._waits = False
 
     def abort_request(self, request_id: str) -> RequestUpdate | None:
         """End a request now; its last update, or None if it is unknown or has ended."""
-        self._require_alive()
-        update = self._end(request_id, "abort", None)
-        self._hand_over_notices()
+        require_str("request_id", request_id)
+        with _Change(self):
+            update = self._end(request_id, "abort", None)
+        try:
+            with _Change(self):
+                self._hand_over_notices()
+        except EngineDeadError:
+            if update is None:
+                raise
+            self._untold = True
         return update
 
     def preempt_request(self, request_id: str) -> None:
         """Take a running request's cache away and let it start again later; its output does not change."""
-        self._require_alive()
-        self.scheduler.preempt_request(request_id)
-        if self._trace is not None:
-            self._trace.preempt(request_id)
-        self._waits = False
+        with _Change(self):
+            self._or_refuse(self.scheduler.preempt_request, request_id)
+            if self._trace is not None:
+                self._trace.preempt(request_id)
+            self._waits = False
 
     def has_unfinished_requests(self) -> bool:
-        """True while a request has not had its last update, or a dispatch is in flight."""
-        return self.scheduler.has_unfinished_requests() or bool(self._in_flight) or bool(self._updates)
+        """True while a request has not had its last update, a dispatch is in flight, or the engine has died
+        and no call has said so yet.
+        """
+        unfinished = self.scheduler.has_unfinished_requests() or bool(self._in_flight)
+        return unfinished or bool(self._updates) or self._untold or bool(self._outputs.request_ids)
 
     def can_step(self) -> bool:
         """False if `step(wait=False)` would change nothing before a result, a request or an abort comes."""
+        if self._failure is not None:
+            return True  # to say so
         has_room = len(self._in_flight) < self.scheduler.config.async_depth
         plans = has_room and not self._waits and self.scheduler.has_unfinished_requests()
         return plans or bool(self._updates) or (bool(self._in_flight) and self._executor.ready())
@@ -183,25 +232,27 @@ class Engine:
         """Fill the pipeline, then process the oldest result; returns the news.
 
         With `wait` False a result that is not there yet is not waited for. Raises `EngineDeadError` if
-        scheduler or runner failed, now and in every later call.
+        scheduler, runner, trace or an observer failed, now and in every later call; updates that were ready
+        before are returned first, and the error comes with the next call. Ctrl-C while waiting for a result
+        leaves the engine as it was; anywhere else the engine is dead.
         """
-        self._require_alive()
-        self._collecting = False
+        if self._failure is not None and self._updates:
+            self._untold = True
+            return self._taken_updates()
+        report: StepReport | None = None
         try:
-            self._fill()
-            if self._in_flight and (wait or self._executor.ready()):
-                self._process_oldest()
-            self._hand_over_notices()
-        except Exception as error:
-            self._failure = error
-            raise EngineDeadError(f"the engine died: {type(error).__name__}: {error}") from error
-        except BaseException as error:
-            # Ctrl-C while waiting for a result has interrupted nothing; anywhere else it has.
-            if not self._collecting:
-                self._failure = error
-            raise
-        updates, self._updates = self._updates, []
-        return updates
+            with _Change(self):
+                self._fill()
+                if self._in_flight and (wait or self._executor.ready()):
+                    report = self._process_oldest()
+                self._hand_over_notices()
+            if report is not None:
+                self._observe(report)
+        except EngineDeadError:
+            if not self._updates:
+                raise
+            self._untold = True
+        return self._taken_updates()
 
     def shutdown(self) -> None:
         """Stop the worker thread, after what it was given. Live requests are dropped without an update."""
@@ -241,14 +292,16 @@ class Engine:
         if not self._in_flight and not self.scheduler.has_unfinished_requests():
             self._fill()
 
-    def _process_oldest(self) -> None:
+    def _process_oldest(self) -> StepReport:
         """Process one result: first end the requests whose rows failed, then apply the rest."""
         output = self._in_flight[0]
-        self._collecting = True
+        # All is whole while it waits, and `collect` takes nothing away: Ctrl-C interrupts nothing.
+        self._failure, half_way = None, self._failure
         result, seconds = self._executor.collect()
-        self._collecting = False
+        self._failure = half_way
         if isinstance(result, BaseException):
             raise result
+        self._executor.drop()
         self._in_flight.popleft()
         self._waits = False
         for row, reason in result.failures.items():
@@ -262,8 +315,22 @@ class Engine:
         now = self._clock()
         for item in news:
             self._deliver(item, output, result, row_of[item.request_id], now)
-        for observer in self.observers:
-            observer(StepReport(output, result, seconds))
+        return StepReport(output, result, seconds)
+
+    def _observe(self, report: StepReport) -> None:
+        """Tell the observers. What one raises is the engine's death; Ctrl-C is not: all is whole."""
+        try:
+            for observer in self.observers:
+                observer(report)
+        except _EXITS:
+            raise
+        except BaseException as error:
+            self._failure = error
+            raise EngineDeadError(f"an observer failed: {type(error).__name__}: {error}") from error
+
+    def _taken_updates(self) -> list[RequestUpdate]:
+        updates, self._updates = self._updates, []
+        return updates
 
     def _deliver(
         self, news: RequestOutput, output: SchedulerOutput, result: RunnerOutput, row: int, now: float
@@ -321,8 +388,17 @@ class Engine:
             stats.decode_tokens += sum(map(len, result.sampled_token_ids))
             stats.decode_s += seconds
 
+    def _or_refuse(self, action: Callable[[T], object], argument: T) -> None:
+        """An action that the scheduler may refuse; then nothing has changed."""
+        try:
+            action(argument)
+        except (SchedulerError, ValueError):
+            self._failure = None
+            raise
+
     def _require_alive(self) -> None:
         if self._failure is not None:
+            self._untold = False
             error = self._failure
             raise EngineDeadError(f"the engine is dead: {type(error).__name__}: {error}") from error
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
@@ -34,7 +35,13 @@ class Executor(Protocol):
         ...
 
     def collect(self) -> Executed:
-        """The result of the oldest dispatch not collected yet; waits for it."""
+        """The result of the oldest dispatch that was not dropped yet; waits for it. Takes nothing away: it
+        can be interrupted at any moment, after the wait too, and called again.
+        """
+        ...
+
+    def drop(self) -> None:
+        """The result that `collect` returned has been taken: go on to the next."""
         ...
 
     def shutdown(self) -> None:
@@ -45,12 +52,12 @@ class Executor(Protocol):
 def _execute(
     runner: Runner, output: SchedulerOutput, new_requests: Sequence[NewRequest], clock: Clock
 ) -> Executed | None:
-    begin = clock()
     try:
+        begin = clock()
         result = runner.execute(output, new_requests)
+        return None if result is None else Executed(result, clock() - begin)
     except BaseException as error:  # noqa: BLE001 - the engine raises it where the result is collected
-        return Executed(error, clock() - begin)
-    return None if result is None else Executed(result, clock() - begin)
+        return Executed(error, 0.0)
 
 
 class InlineExecutor:
@@ -73,7 +80,11 @@ class InlineExecutor:
 
     def collect(self) -> Executed:
         """The oldest result."""
-        return self._results.popleft()
+        return self._results[0]
+
+    def drop(self) -> None:
+        """Go on to the next result."""
+        self._results.popleft()
 
     def shutdown(self) -> None:
         """Nothing to stop."""
@@ -82,7 +93,8 @@ class InlineExecutor:
 class ThreadExecutor:
     """A worker thread runs the dispatches while the caller plans ahead.
 
-    on_result: called in the worker thread after each result, to wake whoever waits for it.
+    on_result: called in the worker thread after each result, to wake whoever waits for it. What it raises is
+        the outcome of every later dispatch: whoever relies on being woken would wait for ever.
     """
 
     def __init__(
@@ -92,8 +104,10 @@ class ThreadExecutor:
         self._on_result = on_result
         self._clock = clock
         self._tasks: SimpleQueue[tuple[SchedulerOutput, Sequence[NewRequest]] | None] = SimpleQueue()
-        self._results: SimpleQueue[Executed] = SimpleQueue()
-        self._failed = False
+        self._results: deque[Executed] = deque()
+        # Locked as long as nothing was added since the last wait.
+        self._added = threading.Lock()
+        self._added.acquire()
         self._thread = threading.Thread(target=self._work, name="hocket-runner", daemon=True)
         self._thread.start()
 
@@ -103,11 +117,17 @@ class ThreadExecutor:
 
     def ready(self) -> bool:
         """True if a result is there."""
-        return not self._results.empty()
+        return bool(self._results)
 
     def collect(self) -> Executed:
         """The oldest result, once it is there."""
-        return self._results.get()
+        while not self._results:
+            self._added.acquire()
+        return self._results[0]
+
+    def drop(self) -> None:
+        """Go on to the next result."""
+        self._results.popleft()
 
     def shutdown(self) -> None:
         """Let the worker finish its queue, then end it."""
@@ -124,6 +144,11 @@ class ThreadExecutor:
                 continue
             if isinstance(executed.result, BaseException):
                 failure = executed
-            self._results.put(executed)
-            if self._on_result is not None:
-                self._on_result()
+            self._results.append(executed)
+            with suppress(RuntimeError):  # it is open already: nobody has waited since
+                self._added.release()
+            try:
+                if self._on_result is not None:
+                    self._on_result()
+            except BaseException as error:  # noqa: BLE001 - the worker must live: the engine waits for results
+                failure = failure or Executed(error, 0.0)

@@ -120,9 +120,7 @@ class OutputProcessor:
         if finished and not stopped:
             rest, stopped = live.flush()
             text += rest
-        reason: FinishReason | None = (
-            "stop" if stopped and news.finish_reason != "error" else news.finish_reason
-        )
+        reason: FinishReason | None = "stop" if stopped else news.finish_reason
         new_logprobs = None
         if live.logprobs is not None and logprobs is not None:
             new_logprobs = tuple(logprobs[:taken])

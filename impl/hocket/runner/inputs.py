@@ -56,6 +56,14 @@ def plan_step(
     arrivals = {
         n.request.request_id: RequestRecord(n, list(n.request.prompt_token_ids)) for n in new_requests
     }
+    for n, new in enumerate(new_requests):
+        request_id = new.request.request_id
+        if request_id not in output.request_ids:
+            raise RunnerError(f"new request {request_id!r} has no row in this step")
+        if request_id in table.records and request_id not in forgotten:
+            raise RunnerError(f"new request {request_id!r} names one that lives")
+        if any(request_id == other.request.request_id for other in new_requests[:n]):
+            raise RunnerError(f"new request {request_id!r} comes twice")
     known = {r: record for r, record in table.records.items() if r not in forgotten} | arrivals
     records, fresh, slots = [], [], []
     for request_id, epoch in zip(output.request_ids, output.epochs, strict=True):

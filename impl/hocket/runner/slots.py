@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +55,7 @@ class SlotTable:
         }
         self.columns = {g.name: np.zeros(max_slots, dtype=np.int64) for g in self.groups}
         self._slot_of: dict[str, int] = {}
-        self._free = list(range(max_slots))
+        self._free = list(range(max_slots))  # a heap
 
     @property
     def num_free(self) -> int:
@@ -92,7 +92,6 @@ class SlotTable:
 
     def occupy(self, request_id: str, epoch: int, slot: int) -> None:
         """Give the lowest free slot, which is `slot`, to a new incarnation."""
-        heapify(self._free)
         lowest = heappop(self._free)
         assert lowest == slot, f"slot {slot} was reserved, {lowest} is the lowest free one"
         self._slot_of[request_id] = slot

@@ -64,7 +64,7 @@ def step_into(engine, updates):
 
 def wait_for_runner(engine):
     """Until everything dispatched has been executed."""
-    while engine._executor._results.qsize() < len(engine._in_flight):
+    while len(engine._executor._results) < len(engine._in_flight):
         time.sleep(0.001)
 
 

@@ -228,6 +228,20 @@ def with_blocks(output, change):
     return replace(output, new_block_ids=tuple(rows))
 
 
+def twice(o):
+    """The first row once more."""
+    names = (
+        "request_ids",
+        "epochs",
+        "num_computed_tokens",
+        "num_scheduled_tokens",
+        "samples",
+        "lookahead_token_ids",
+        "new_block_ids",
+    )
+    return replace(o, **{name: getattr(o, name) + getattr(o, name)[:1] for name in names})
+
+
 PREFILL_FAULTS = {
     "start": (ValueError, start(lambda n: n + 1)),
     "start negative": (ValueError, start(-1)),
@@ -235,19 +249,9 @@ PREFILL_FAULTS = {
     "length 0": (ValueError, length(0)),
     "length bool": (ValueError, length(True)),
     "length float": (ValueError, length(6.0)),
-    "twice the same request": (
-        (ValueError, RunnerError),
-        lambda o: replace(
-            o,
-            **{
-                name: getattr(o, name) + getattr(o, name)[:1]
-                for name in (
-                    "request_ids", "epochs", "num_computed_tokens", "num_scheduled_tokens", "samples",
-                    "lookahead_token_ids", "new_block_ids",
-                )
-            },
-        ),
-    ),
+    "twice the same request": ((ValueError, RunnerError), twice),
+    # It is forgotten before the rows, so the runner was never told of it.
+    "just finished": (RunnerError, lambda o: replace(o, finished_request_ids=o.request_ids[:1])),
     "blocks missing": (ValueError, lambda o: with_blocks(o, lambda name, ids: ids[1:])),
     "block out of range": (RunnerError, lambda o: with_blocks(o, lambda name, ids: [*ids[:-1], 25])),
     "negative block": (RunnerError, lambda o: with_blocks(o, lambda name, ids: [-1, *ids[1:]])),
@@ -259,6 +263,7 @@ PREFILL_FAULTS = {
 }  # fmt: skip
 
 DECODE_FAULTS = {
+    "twice the same request": (RunnerError, twice),
     "stale epoch": (RunnerError, stale),
     "start": (RunnerError, start(lambda n: n - 1)),
     "unknown request": (RunnerError, lambda o: first(o, "request_ids", "nobody")),
@@ -327,6 +332,49 @@ def test_a_refused_decode_changes_no_byte(fault):
     pair.flying.append((output, pair.runner.execute(output, new)))
     pair.run()
     assert pair.tokens["b"] == simulated_tokens(range(5), 6, VOCAB)
+
+
+def new_request(name):
+    return NewRequest(Request(name, (1, 2, 3), SamplingParams()), 0)
+
+
+ARRIVAL_FAULTS = {
+    "without a row": (lambda new: [*new, new_request("elsewhere")], "'elsewhere' has no row"),
+    "of a name that lives": (lambda new: [*new, new_request("a")], "'a' names one that lives"),
+    "twice": (lambda new: [*new, *new], "'b' comes twice"),
+}
+
+
+@pytest.mark.parametrize("fault", ARRIVAL_FAULTS)
+def test_a_refused_arrival_changes_no_byte(fault):
+    spoil, message = ARRIVAL_FAULTS[fault]
+    pair = Pair()
+    pair.add("a", range(20), 4)
+    pair.dispatch()
+    pair.complete()
+    pair.add("b", range(5), 4)
+    output, new = pair.plan()
+    assert set(output.request_ids) == {"a", "b"}
+    before = pair.bytes()
+    with pytest.raises(RunnerError, match=message):
+        pair.runner.execute(output, spoil(new))
+    assert pair.bytes() == before
+    pair.flying.append((output, pair.runner.execute(output, new)))
+    pair.run()
+    assert pair.tokens["a"] == simulated_tokens(range(20), 4, VOCAB)
+
+
+def test_an_arrival_with_an_output_of_notices_only_is_refused():
+    pair = Pair()
+    pair.add("a", range(4), 4)
+    pair.dispatch()
+    pair.complete()
+    pair.scheduler.abort_request("a")
+    output, _ = pair.plan()
+    assert output.is_empty
+    assert output.has_notices
+    with pytest.raises(RunnerError, match="'b' has no row"):
+        pair.runner.execute(output, [new_request("b")])
 
 
 def test_no_slot_left_is_refused_before_anything_changes():
