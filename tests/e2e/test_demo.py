@@ -6,11 +6,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from hocket.cli import demo
 from hocket.cli.main import main
 from hocket.core.phase import Phase
-from hocket.obs.trace import ScheduleRecord, read_trace, step_string
+from hocket.core.records import SchedulerOutput
+from hocket.obs.trace import ScheduleRecord, read_trace
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -30,7 +32,8 @@ def test_as_a_user_runs_it(depth, tmp_path):
             assert re.search(rf"{name} +{run} +[\d,]+ ms +[\d,]+ ms", done.stdout)
     assert re.search(r"both together +100%.*prefill [\d,]+ tok/s, decode [\d,]+ tok/s", done.stderr)
     outputs = [r.output for r in read_trace(trace).records if isinstance(r, ScheduleRecord)]
-    assert step_string(outputs).startswith("P D P D P D P D P D")
+    phases = [output.phase for output in outputs if not output.is_empty]
+    assert phases[:10] == [Phase.PREFILL, Phase.DECODE] * 5
     chunks = [
         o.num_computed_tokens for o in outputs if o.phase == Phase.PREFILL and "needle" in o.request_ids
     ]
@@ -72,6 +75,46 @@ def short(monkeypatch):
     """The same with a prompt of 700 tokens."""
     real = demo.needle_prompt
     monkeypatch.setattr(demo, "needle_prompt", lambda: real(700))
+
+
+@pytest.mark.parametrize("chunk", [47])
+def test_a_live_request_of_many_chunks_is_decoding_before_the_needle_comes(chunk, short, capsys):
+    """It is 96 tokens long; the needle's chunks used to take turns with it, which is no silence of decode."""
+    words = [*SHORT[:-1], str(chunk), "--max-model-len", "2048", "--async-depth", "1"]
+    assert main(words) == 0, capsys.readouterr().out
+    assert "live decode     between all chunks\n" in capsys.readouterr().out
+
+
+def test_turns_of_several_steps_are_said_as_they_are(short, capsys):
+    assert main([*SHORT, "--prefill-steps-per-turn", "2", "--decode-steps-per-turn", "3"]) == 0
+    said = capsys.readouterr().out
+    assert "live decode     after 2 prefill steps at most (prefill_steps_per_turn = 2)\n" in said
+
+
+def test_requests_that_cannot_run_together_are_refused(short, monkeypatch, capsys):
+    assert main([*SHORT, "--max-num-seqs", "1"]) == 2
+    assert "max_num_seqs must be at least 2, got 1: the demo runs two" in capsys.readouterr().err
+    assert main([*SHORT, "--watermark", "1.0"]) == 2
+    assert "kv_cache_memory or watermark leaves no room for both" in capsys.readouterr().err
+
+
+def test_one_thread_is_one_thread(short, capsys):
+    before = torch.get_num_threads()
+    try:
+        assert main([*SHORT, "--threads", "1"]) == 0
+    finally:
+        torch.set_num_threads(before)
+    assert ", 1 thread, " in capsys.readouterr().out
+
+
+def step(phase, *names):
+    return SchedulerOutput(1, phase, request_ids=names)
+
+
+def test_the_longest_silence_reaches_to_the_last_chunk():
+    steps = [step(Phase.PREFILL, "live"), step(Phase.PREFILL, "needle"), step(Phase.DECODE, "live")]
+    steps += [step(Phase.PREFILL, "live"), step(Phase.PREFILL, "needle"), step(Phase.DECODE, "needle")]
+    assert demo.Observed(outputs=steps).longest_silence() == 2
 
 
 def test_a_wrong_answer_is_status_1(short, monkeypatch, capsys):

@@ -76,7 +76,7 @@ INT_FIELDS = {
     "prefill_steps_per_turn": (1, False),
     "decode_steps_per_turn": (1, False),
     "chunk_alignment": (1, False),
-    "max_num_queued_reqs": (0, True),
+    "max_num_queued_reqs": (1, True),
 }
 
 
@@ -252,6 +252,11 @@ BAD_TOKENS += [[[1]], [-1], [2**31], [HUGE], [1, 2, -1], [float("nan")]]
 def test_token_lists_refuse_what_is_no_token(value: Any) -> None:
     refused(ValueError, making(SamplingParams, stop_token_ids=value), "stop_token_ids")
     refused(ValueError, making(Request, "r", value), "'r'", "prompt_token_ids")
+
+
+def test_request_refuses_an_array_without_dimensions() -> None:
+    """It has `__iter__`, which raises a TypeError."""
+    refused(ValueError, making(Request, "r", np.array(3)), "'r'", "prompt_token_ids must be a sequence")
 
 
 def test_token_lists_name_the_bad_position() -> None:

@@ -73,6 +73,12 @@ class Observed:
             if output.phase == Phase.PREFILL and request_id in output.request_ids
         ]
 
+    def were_together(self) -> bool:
+        """Whether the live request had a decode row after the first chunk of the long prompt."""
+        first = next(i for i, output in enumerate(self.outputs) if NEEDLE in output.request_ids)
+        later = self.outputs[first:]
+        return any(o.phase == Phase.DECODE and LIVE in o.request_ids for o in later)
+
     def longest_silence(self) -> int:
         """Most prefill dispatches in a row, from the first to the last chunk of the long prompt."""
         rows = [i for i, o in enumerate(self.outputs) if o.phase == Phase.PREFILL and NEEDLE in o.request_ids]
@@ -83,24 +89,38 @@ class Observed:
 
 def _run(args: argparse.Namespace) -> int:
     config = scheduler_config(args)
+    if config.max_num_seqs < 2:
+        raise ValueError("max_num_seqs must be at least 2, got 1: the demo runs two requests at a time")
     options = ModelOptions(**model_options(args))
     if args.threads is not None:
         torch.set_num_threads(require_int("threads", args.threads, 1))
     loaded, kind = _load(options, config.num_speculative_tokens)
     needle, live = _requests(loaded, config)
-    print(
-        f"hocket demo: a prompt of {len(needle.prompt_token_ids)} tokens with three hidden codes, "
-        "beside a live decode request\n"
-        f"  chunk size {config.prefill_chunk_size}, async depth {config.async_depth}, "
-        f"{torch.get_num_threads()} threads, {options.dtype} on {options.device}\n{kind}",
-        flush=True,
-    )
-    _warm_up(loaded, config, needle)
-    alone = {
-        request.request_id: _observe(loaded, config, args, [request], f"{request.request_id}, alone")
-        for request in (needle, live)
-    }
-    together = _observe(loaded, config, args, [live, needle], "both together", args.trace)
+    with ExitStack() as stack:
+        with build_engine(loaded, config, seed=args.seed) as engine:
+            for request in (needle, live):
+                engine.check_request(request)
+            # Only now: bad input leaves an old trace alone, and a bad path is noticed before the long run.
+            trace = stack.enter_context(TraceWriter(args.trace)) if args.trace is not None else None
+            threads = torch.get_num_threads()
+            print(
+                f"hocket demo: a prompt of {len(needle.prompt_token_ids)} tokens with three hidden codes, "
+                "beside a live decode request\n"
+                f"  chunk size {config.prefill_chunk_size}, async depth {config.async_depth}, "
+                f"{threads} thread{'' if threads == 1 else 's'}, {options.dtype} on {options.device}\n{kind}",
+                flush=True,
+            )
+            _warm_up(engine, loaded, config, needle)
+        alone = {
+            request.request_id: _observe(loaded, config, args, [request], f"{request.request_id}, alone")
+            for request in (needle, live)
+        }
+        together = _observe(loaded, config, args, [live, needle], "both together", trace)
+    if not together.were_together():
+        raise ValueError(
+            "the long prompt was not admitted before the live request had ended: "
+            "kv_cache_memory or watermark leaves no room for both"
+        )
     return _report(config, {name: run.results[name] for name, run in alone.items()}, together)
 
 
@@ -119,19 +139,21 @@ def _load(options: ModelOptions, drafts: int) -> tuple[LoadedModel, str]:
 def _requests(loaded: LoadedModel, config: SchedulerConfig) -> tuple[Request, Request]:
     """The long prompt, and a live request that outlasts its prefill whatever the chunk size."""
     prompt = needle_prompt()
-    steps = -(-len(prompt.token_ids) // min(config.aligned_chunk_size, config.max_num_batched_tokens))
+    largest = min(config.prefill_chunk_size, config.max_num_batched_tokens)
+    steps = -(-len(prompt.token_ids) // (largest - largest % config.chunk_alignment))
     at_once = 1 + config.num_speculative_tokens
-    beside = live_prompt(_LIVE_TOKENS + (steps + 2) * config.decode_steps_per_turn * at_once)
+    # A turn of decode between any two chunks, and what is in flight when the long prompt arrives.
+    turns = (steps + 2) * config.decode_steps_per_turn + config.async_depth
+    beside = live_prompt(_LIVE_TOKENS + turns * at_once)
     params = SamplingParams(max_tokens=prompt.max_tokens)
     free = SamplingParams(max_tokens=beside.max_tokens, ignore_eos=True)
     return loaded.request(NEEDLE, prompt.token_ids, params), loaded.request(LIVE, beside.token_ids, free)
 
 
-def _warm_up(loaded: LoadedModel, config: SchedulerConfig, needle: Request) -> None:
+def _warm_up(engine: Engine, loaded: LoadedModel, config: SchedulerConfig, needle: Request) -> None:
     """One chunk and one decode row, so that what only a first dispatch pays for is in nobody's times."""
     tokens = needle.prompt_token_ids[: min(config.aligned_chunk_size, len(needle.prompt_token_ids) - 1)]
-    with build_engine(loaded, config) as engine:
-        run_all(engine, [loaded.request("warm-up", tokens, SamplingParams(max_tokens=2, ignore_eos=True))])
+    run_all(engine, [loaded.request("warm-up", tokens, SamplingParams(max_tokens=2, ignore_eos=True))])
 
 
 def _observe(
@@ -140,16 +162,13 @@ def _observe(
     args: argparse.Namespace,
     requests: Sequence[Request],
     title: str,
-    trace_file: str | None = None,
+    trace: TraceWriter | None = None,
 ) -> Observed:
-    """Run `requests` in a fresh engine; the next one arrives once the one before has been prefilled."""
+    """Run `requests` in a fresh engine; the next one arrives once the one before has its first token."""
     observed = Observed()
     total = sum(len(r.prompt_token_ids) + r.sampling_params.max_tokens for r in requests)
     with ExitStack() as stack:
-        trace = stack.enter_context(TraceWriter(trace_file)) if trace_file else None
         engine: Engine = stack.enter_context(build_engine(loaded, config, seed=args.seed, trace=trace))
-        for request in requests:
-            engine.check_request(request)
         progress = stack.enter_context(Progress(total, args.progress, f"{title:<14}", "tokens"))
 
         def observe(step: StepReport) -> None:
@@ -159,13 +178,15 @@ def _observe(
 
         observed.stats = engine.stats
         engine.observers.append(observe)
-        coming = list(requests)
-        while coming or engine.has_unfinished_requests():
-            if coming and (len(coming) == len(requests) or engine.stats.prefill_steps):
-                engine.add_request(coming.pop(0))
-            for update in engine.step():
-                if update.result is not None:
-                    observed.results[update.request_id] = update.result
+        for request in requests:
+            engine.add_request(request)
+            coming = request is not requests[-1]
+            decoding = False
+            while engine.has_unfinished_requests() and not (coming and decoding):
+                for update in engine.step():
+                    decoding |= update.request_id == request.request_id and bool(update.new_token_ids)
+                    if update.result is not None:
+                        observed.results[update.request_id] = update.result
     return observed
 
 
@@ -173,15 +194,14 @@ def _report(config: SchedulerConfig, alone: dict[str, RequestResult], together: 
     """Print what came out; 0 if everything is as it must be."""
     both = together.results
     right = all(results[NEEDLE].text.strip() == ANSWER for results in (alone, both))
-    silence = together.longest_silence()
-    interleaved = silence <= config.prefill_steps_per_turn
+    interleaved, live_line = _interleaving(config, together)
     same = {name: alone[name].token_ids == both[name].token_ids for name in (NEEDLE, LIVE)}
     starts = together.chunk_starts(NEEDLE)
     print(
         f"\nanswer          {both[NEEDLE].text}   ({'right' if right else f'WRONG, expected {ANSWER}'})\n"
         f"chunk offsets   {_shortened(starts)}\n"
         f"steps           {_step_string(together.outputs)}\n"
-        f"live decode     {'between all chunks' if interleaved else f'SILENT for {silence} prefill steps'}\n"
+        f"live decode     {live_line}\n"
     )
     print(f"{'request':<10}{'run':<12}{'TTFT':>10}{'worst decode gap':>20}{'prompt':>9}{'outputs':>9}")
     for name in (NEEDLE, LIVE):
@@ -198,6 +218,17 @@ def _report(config: SchedulerConfig, alone: dict[str, RequestResult], together: 
     for name in (name for name, equal in same.items() if not equal):
         print(f"  {name} alone:    {alone[name].text}\n  {name} together: {both[name].text}")
     return 0 if right and interleaved and all(same.values()) else 1
+
+
+def _interleaving(config: SchedulerConfig, together: Observed) -> tuple[bool, str]:
+    """Whether the live request was passed over as rarely as the configuration promises, and what to print."""
+    silence, bound = together.longest_silence(), config.prefill_steps_per_turn
+    if silence > bound:
+        hint = " (with preemptions: more kv_cache_memory avoids them)" if together.stats.preemptions else ""
+        return False, f"SILENT for {silence} prefill steps{hint}"
+    if silence <= 1:
+        return True, "between all chunks"
+    return True, f"after {silence} prefill steps at most (prefill_steps_per_turn = {bound})"
 
 
 def _shortened(values: Sequence[int], limit: int = 16) -> str:

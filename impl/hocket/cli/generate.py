@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 from hocket.cli.knobs import (
@@ -14,7 +13,7 @@ from hocket.cli.knobs import (
     draft_counts,
     model_options,
     or_refuse,
-    scheduler_config,
+    scheduler_knobs,
 )
 from hocket.core.request import SamplingParams
 from hocket.engine.llm import LLM
@@ -45,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     sampling.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text")
     sampling.add_argument("--ignore-eos", action="store_true", help="go on after the end of the text")
-    add_scheduler_arguments(parser)
+    add_scheduler_arguments(parser, max_model_len=None)
     add_model_arguments(parser)
     add_run_arguments(parser)
 
@@ -67,8 +66,7 @@ def _run(args: argparse.Namespace) -> int:
         stop=tuple(args.stop),
         ignore_eos=args.ignore_eos,
     )
-    config = scheduler_config(args)
-    knobs = {field.name: getattr(config, field.name) for field in fields(config)}
+    knobs = scheduler_knobs(args)
     with LLM(args.model, seed=args.seed, trace=args.trace, **model_options(args), **knobs) as llm:
         results = llm.generate(prompts, params, use_tqdm=args.progress)
     for result in results:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
 from hocket.core.config import SchedulerConfig
+from hocket.core.errors import SchedulerError
 from hocket.core.speculative import agreed_tokens
+from hocket.engine.errors import EngineDeadError
 from hocket.engine.results import EngineStats, RequestMetrics
 
 _HELP = {
@@ -43,7 +46,10 @@ def add_scheduler_arguments(parser: argparse.ArgumentParser, **defaults: Any) ->
                 "type": float if isinstance(field.default, float) else int,
                 "metavar": "F" if isinstance(field.default, float) else "N",
             }
-        group.add_argument(*names, dest=field.name, default=default, help=_HELP[field.name], **kind)
+        text = _HELP[field.name]
+        if default is None and field.default is not None:
+            text += f" (default: {field.default}, or what the model can take if that is less)"
+        group.add_argument(*names, dest=field.name, default=default, help=text, **kind)
     group.add_argument(
         "--speculative-config",
         metavar="JSON",
@@ -52,13 +58,19 @@ def add_scheduler_arguments(parser: argparse.ArgumentParser, **defaults: Any) ->
     )
 
 
-def scheduler_config(args: argparse.Namespace) -> SchedulerConfig:
-    """The configuration that the flags say; `ValueError` names the knob that is wrong."""
-    knobs = {field.name: getattr(args, field.name) for field in fields(SchedulerConfig)}
+def scheduler_knobs(args: argparse.Namespace) -> dict[str, Any]:
+    """The knobs that the flags say, without those that are left to the model (None)."""
+    named = {field.name: getattr(args, field.name) for field in fields(SchedulerConfig)}
+    knobs = {name: value for name, value in named.items() if value is not None}
     if args.speculative_config is not None:
         plain = knobs["num_speculative_tokens"] or None
         knobs["num_speculative_tokens"] = agreed_tokens(plain, args.speculative_config)
-    return SchedulerConfig(**knobs)
+    return knobs
+
+
+def scheduler_config(args: argparse.Namespace) -> SchedulerConfig:
+    """The configuration that the flags say; `ValueError` names the knob that is wrong."""
+    return SchedulerConfig(**scheduler_knobs(args))
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, kv_cache_memory: str = "1GiB") -> None:
@@ -150,11 +162,9 @@ def draft_counts(counts: RequestMetrics | EngineStats) -> str:
 
 
 def or_refuse(command: str, action: Callable[[], int]) -> int:
-    """Run `action`; bad input becomes one line on the error stream and exit status 2."""
-    import sys
-
+    """Run `action`; bad input, a refusal, a dead engine: one line on the error stream and status 2."""
     try:
         return action()
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, SchedulerError, EngineDeadError) as error:
         print(f"hocket {command}: error: {error}", file=sys.stderr)
         return 2

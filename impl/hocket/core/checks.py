@@ -55,10 +55,15 @@ def token_tuple(field: str, values: object, max_token_id: int = 2**31 - 1) -> tu
 
     NumPy integers are taken (tokenizers hand them out); bools, floats and strings are not.
     """
-    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+    try:
+        # A tensor or an array without dimensions has `__iter__`, and refuses only when it is called.
+        tokens = None if isinstance(values, (str, bytes)) else iter(values)  # type: ignore[call-overload]
+    except TypeError:
+        tokens = None
+    if tokens is None:
         raise ValueError(f"{field} must be a sequence of token ids, got {values!r}")
     out: list[int] = []
-    for position, token in enumerate(values):
+    for position, token in enumerate(tokens):
         try:
             if isinstance(token, bool):
                 raise TypeError

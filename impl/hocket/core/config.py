@@ -184,7 +184,7 @@ class SchedulerConfig:
             raise ValueError(
                 "enable_prefix_caching must be False, got True: grouped prefix caching is not available yet"
             )
-        require_optional_int("max_num_queued_reqs", self.max_num_queued_reqs, 0)
+        require_optional_int("max_num_queued_reqs", self.max_num_queued_reqs, 1)
 
     @property
     def aligned_chunk_size(self) -> int:

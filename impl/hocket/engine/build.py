@@ -78,6 +78,7 @@ class LoadedModel:
             self.config,
             scheduler_config,
             budget_bytes=options.kv_cache_memory,
+            budget_field="kv_cache_memory",
             dtype=options.dtype,
             block_size=options.block_size,
             block_sizes=options.block_sizes,

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,25 +32,26 @@ class LLM:
     """Offline generation. Not thread-safe.
 
     model: a checkpoint folder, or a model that was loaded before.
-    dtype, device, kv_cache_memory, block_size, block_sizes, shared_pool: see `ModelOptions`.
+    dtype, device, kv_cache_memory, block_size, block_sizes, shared_pool: see `ModelOptions`, also for what
+        holds where they are not given. A model that was loaded before has its options already: `ValueError`.
     seed: for requests without a seed of their own.
-    trace: write an NDJSON trace to this file.
+    trace: write an NDJSON trace to this file. It is opened here; the first action replaces what it held.
     speculative_config: as vLLM takes it, `{"method": "mtp", "num_speculative_tokens": 1}` or its JSON text;
-    the
-        same as the knob `num_speculative_tokens`.
-    scheduler_knobs: fields of `SchedulerConfig`.
+        the same as the knob `num_speculative_tokens`.
+    scheduler_knobs: fields of `SchedulerConfig`. Without `max_model_len` its default holds, or the model's
+        `max_position_embeddings` if that is less.
     """
 
     def __init__(
         self,
         model: str | Path | LoadedModel,
         *,
-        dtype: str = "float32",
-        device: str = "cpu",
-        kv_cache_memory: int = 1 << 30,
-        block_size: int = 128,
+        dtype: str | None = None,
+        device: str | None = None,
+        kv_cache_memory: int | None = None,
+        block_size: int | None = None,
         block_sizes: Mapping[str, int] | None = None,
-        shared_pool: bool = False,
+        shared_pool: bool | None = None,
         seed: int = 0,
         trace: str | Path | None = None,
         speculative_config: str | Mapping[str, Any] | None = None,
@@ -59,12 +61,22 @@ class LLM:
             plain = scheduler_knobs.get("num_speculative_tokens")
             scheduler_knobs["num_speculative_tokens"] = agreed_tokens(plain, speculative_config)
         config = SchedulerConfig(**scheduler_knobs)
-        if not isinstance(model, LoadedModel):
-            options = ModelOptions(dtype, device, kv_cache_memory, block_size, block_sizes, shared_pool)
-            model = load_model(model, options, mtp=config.num_speculative_tokens > 0)
-        self.model = model
-        self._trace = None if trace is None else TraceWriter(trace)
-        self.engine: Engine = build_engine(model, config, seed=seed, trace=self._trace)
+        options = {
+            "dtype": dtype,
+            "device": device,
+            "kv_cache_memory": kv_cache_memory,
+            "block_size": block_size,
+            "block_sizes": block_sizes,
+            "shared_pool": shared_pool,
+        }
+        self.model = _loaded(model, options, mtp=config.num_speculative_tokens > 0)
+        if "max_model_len" not in scheduler_knobs:
+            limit = self.model.config.max_position_embeddings
+            config = replace(config, max_model_len=min(config.max_model_len, limit))
+        with ExitStack() as failed:
+            self._trace = None if trace is None else failed.enter_context(TraceWriter(trace))
+            self.engine: Engine = build_engine(self.model, config, seed=seed, trace=self._trace)
+            failed.pop_all()
         self._calls = 0
 
     def generate(
@@ -124,7 +136,7 @@ class LLM:
 
     def _has_room(self) -> bool:
         limit = self.engine.scheduler.config.max_num_queued_reqs
-        return limit is None or self.engine.scheduler.num_waiting < max(1, limit)
+        return limit is None or self.engine.scheduler.num_waiting < limit
 
     def _requests(
         self,
@@ -143,13 +155,28 @@ class LLM:
         ]
 
 
+def _loaded(model: str | Path | LoadedModel, options: Mapping[str, Any], mtp: bool) -> LoadedModel:
+    """The model, loaded with those `options` that are not None. ValueError for options that come too late."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if not isinstance(model, LoadedModel):
+        return load_model(model, ModelOptions(**given), mtp=mtp)
+    if given:
+        raise ValueError(
+            f"{', '.join(given)} must not be given with a model that is loaded already: "
+            "its ModelOptions were given to load_model"
+        )
+    return model
+
+
 def _listed(prompts: Any) -> list[str | tuple[int, ...]]:
     """One prompt or several, as a list of texts and token ids; what the ids are is checked later."""
     if isinstance(prompts, str):
         return [prompts]
+    # Iterating over a tensor or an array gives scalars that can be iterated over themselves, up to an error.
+    prompts = prompts.tolist() if hasattr(prompts, "tolist") else prompts
     if not _is_sequence(prompts):
         raise ValueError(f"prompts must be a text, token ids, or a list of them, got {prompts!r}")
-    entries = list(prompts)
+    entries = [entry.tolist() if hasattr(entry, "tolist") else entry for entry in prompts]
     if entries and not any(isinstance(entry, str) or _is_sequence(entry) for entry in entries):
         return [tuple(entries)]
     for at, entry in enumerate(entries):

@@ -124,6 +124,7 @@ def build_kv_cache_config(
     scheduler: SchedulerConfig,
     *,
     budget_bytes: int,
+    budget_field: str = "budget_bytes",
     dtype: str = "float32",
     block_size: int = 128,
     block_sizes: Mapping[str, int] | None = None,
@@ -140,11 +141,11 @@ def build_kv_cache_config(
 
     With `shared_pool` all groups draw on one pool, "main": a block id is a page in every group's tensors, so
     a block costs the sum of the groups' bytes. ValueError if the budget cannot hold one request of full
-    length.
+    length; it calls the budget `budget_field`, the caller's own name for it.
     """
     groups = group_geometry(model, scheduler.num_speculative_tokens > 0)
     sizes = _block_sizes(model, block_size, block_sizes)
-    require_int("budget_bytes", budget_bytes, 1)
+    require_int(budget_field, budget_bytes, 1)
     typical = scheduler.max_model_len if request_tokens is None else request_tokens
     require_int("request_tokens", typical, 1, scheduler.max_model_len)
     per_block = {name: group.bytes_per_block(sizes[name], dtype) for name, group in groups.items()}
@@ -158,7 +159,7 @@ def build_kv_cache_config(
     smallest = load.blocks(0)
     if cost(smallest) > budget_bytes:
         raise ValueError(
-            f"budget_bytes must be at least {cost(smallest)} for one request of max_model_len = "
+            f"{budget_field} must be at least {cost(smallest)} for one request of max_model_len = "
             f"{scheduler.max_model_len} tokens, got {budget_bytes}"
         )
     low, high = 0, scheduler.max_num_seqs * scheduler.max_model_len

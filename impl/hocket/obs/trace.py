@@ -6,18 +6,17 @@ header excepted, `t`: seconds since the trace began. Field names are those of th
 
     {"action": "header", "version": 1, "hocket": "...", "scheduler_config": {...},
      "kv_cache_config": {"groups": [{...}], "pools": {...}}, "runner": {...}}
-    {"action": "add", "t": ..., "request": {"request_id": ..., "prompt_token_ids": [...], "sampling_params":
-    {...},
-     "priority": ..., "eos_token_id": ...}}
-    {"action": "schedule", "t": ..., "output": {...}}      every call, empty ones too; "phase" is "prefill",
-    "decode"
-                                                           or null; "new_block_ids" leaves out groups without
-                                                           any
-    {"action": "complete", "t": ..., "step_id": ..., "sampled_token_ids": [[...], ...], "outputs": [{...},
-    ...]} {"action": "preempt", "t": ..., "request_id": ...}     an external preemption; the scheduler's own
-    are notices of
-                                                           the output in which they happened
+    {"action": "add", "t": ..., "request": {"request_id": ..., "prompt_token_ids": [...],
+     "sampling_params": {...}, "priority": ..., "eos_token_id": ...}}
+    {"action": "schedule", "t": ..., "output": {...}}
+    {"action": "complete", "t": ..., "step_id": ..., "sampled_token_ids": [[...], ...],
+     "outputs": [{...}, ...]}
+    {"action": "preempt", "t": ..., "request_id": ...}
     {"action": "abort", "t": ..., "request_id": ..., "reason": ..., "output": {...} or null}
+
+`schedule` is there for every call, empty ones too; the "phase" of its output is "prefill", "decode" or null,
+and its "new_block_ids" leave out groups without any. `preempt` is a preemption from outside: the scheduler's
+own are notices of the output in which they happened.
 
 Actions that were refused (a `ValueError` at add, say) changed nothing and are not recorded.
 """
@@ -26,7 +25,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import TracebackType
@@ -102,33 +101,38 @@ class Trace(NamedTuple):
 
 
 class TraceWriter:
-    """Writes a trace, a line at a time: the trace of an engine that died ends with its last action."""
+    """Writes a trace, a line at a time: the trace of an engine that died ends with its last action.
+
+    A path is opened at once, so that a bad one is noticed before anything runs (`OSError`), but what the file
+    held is replaced only with the first action: a run that is refused leaves an old trace alone.
+    """
 
     def __init__(self, target: str | Path | TextIO, clock: Callable[[], float] = time.perf_counter) -> None:
         self._owned = isinstance(target, (str, Path))
         self._file: TextIO
         if isinstance(target, (str, Path)):
-            self._file = open(target, "w", encoding="utf-8", buffering=1)  # noqa: SIM115 - closed by `close`
+            self._file = open(target, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - closed by `close`
         else:
             self._file = target
+        self._header: dict[str, Any] | None = None
         self._clock = clock
         self._begin = clock()
 
     def header(self, config: SchedulerConfig, kv_cache: KVCacheConfig, runner: Mapping[str, Any]) -> None:
-        """Write the header; call it first and once."""
-        self._line(
-            {
-                "action": "header",
-                "version": TRACE_VERSION,
-                "hocket": __version__,
-                "scheduler_config": asdict(config),
-                "kv_cache_config": {
-                    "groups": [asdict(group) for group in kv_cache.groups],
-                    "pools": dict(kv_cache.pools),
-                },
-                "runner": dict(runner),
-            }
-        )
+        """What is run; call it first and once. Written now if there is nothing to replace, else later."""
+        self._header = {
+            "action": "header",
+            "version": TRACE_VERSION,
+            "hocket": __version__,
+            "scheduler_config": asdict(config),
+            "kv_cache_config": {
+                "groups": [asdict(group) for group in kv_cache.groups],
+                "pools": dict(kv_cache.pools),
+            },
+            "runner": dict(runner),
+        }
+        if not self._holds_something():
+            self._begin_file()
 
     def add(self, request: Request) -> None:
         """A request was accepted."""
@@ -173,7 +177,20 @@ class TraceWriter:
         self.close()
 
     def _record(self, action: str, **content: Any) -> None:
+        self._begin_file()
         self._line({"action": action, "t": round(self._clock() - self._begin, 6), **content})
+
+    def _begin_file(self) -> None:
+        """Write the header, unless it is there, over what the file held."""
+        if self._header is not None:
+            if self._holds_something():
+                self._file.truncate(0)
+            self._line(self._header)
+            self._header = None
+
+    def _holds_something(self) -> bool:
+        """Whether this is a file that was opened here and is not empty; a pipe or a device is none."""
+        return self._owned and self._file.seekable() and self._file.tell() > 0
 
     def _line(self, record: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
@@ -219,13 +236,6 @@ def read_trace(source: str | Path) -> Trace:
 
     return Trace(
         header, tuple(_parsed(path, number, line, record) for number, line in enumerate(lines[1:], 2))
-    )
-
-
-def step_string(outputs: Iterator[SchedulerOutput] | Sequence[SchedulerOutput]) -> str:
-    """The dispatches as `D P D P ...`, empty outputs left out."""
-    return " ".join(
-        "P" if output.phase == Phase.PREFILL else "D" for output in outputs if not output.is_empty
     )
 
 

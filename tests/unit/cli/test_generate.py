@@ -1,10 +1,12 @@
 """`hocket generate` on the shipped checkpoint."""
 
 import io
+from dataclasses import replace
 
 import pytest
 
 from hocket.cli.main import main
+from hocket.engine.llm import LLM
 from hocket.model.recall import ANSWER, needle_prompt, recall_folder
 from hocket.obs.trace import read_trace
 
@@ -67,3 +69,26 @@ def test_sampling_flags_reach_the_sampler(capsys):
 def test_bad_sampling_flags(words, message, capsys):
     assert main([*MODEL, "--prompt", "x", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_request_that_failed_is_status_1(capsys, monkeypatch):
+    real = LLM.generate
+
+    def spoilt(self, *args, **more):
+        first, *rest = real(self, *args, **more)
+        return [replace(first, finish_reason="error", error="no finite logits"), *rest]
+
+    monkeypatch.setattr(LLM, "generate", spoilt)
+    words = ["--prompt", needle_prompt(100).text, "--prompt", needle_prompt(90).text]
+    assert main([*MODEL, *words]) == 1
+    assert ", error (no finite logits), " in capsys.readouterr().out
+
+
+def test_an_old_trace_survives_a_prompt_that_is_too_long(capsys, tmp_path):
+    trace = tmp_path / "trace"
+    trace.write_text("old\n")
+    assert main([*MODEL, "--trace", str(trace), "--prompt", needle_prompt(1100).text]) == 2
+    assert "at most max_model_len" in capsys.readouterr().err
+    assert trace.read_text() == "old\n"
+    assert main([*MODEL, "--trace", "/nowhere/trace", "--prompt", needle_prompt(100).text]) == 2
+    assert "/nowhere/trace" in capsys.readouterr().err

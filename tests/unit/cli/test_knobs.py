@@ -15,8 +15,11 @@ from hocket.cli.knobs import (
     model_options,
     or_refuse,
     scheduler_config,
+    scheduler_knobs,
 )
 from hocket.cli.main import main
+from hocket.core.errors import QueueFullError
+from hocket.engine.errors import EngineDeadError
 
 
 def parse(*words, **defaults):
@@ -107,6 +110,31 @@ def test_model_options():
     }
 
 
+@pytest.mark.parametrize("error", [QueueFullError("no room"), EngineDeadError("it died"), OSError("no disk")])
+def test_a_refusal_and_a_dead_engine_are_one_line_and_status_2(error, capsys):
+    def fail():
+        raise error
+
+    assert or_refuse("generate", fail) == 2
+    assert capsys.readouterr().err == f"hocket generate: error: {error}\n"
+
+
+def test_an_old_trace_survives_a_refusal(tmp_path, capsys):
+    trace = tmp_path / "trace"
+    trace.write_text("old\n")
+    for words in (["--max-model-len", "100"], ["--kv-cache-memory", "1KiB"], ["--seed", "-1"]):
+        assert main(["demo", "--no-progress", "--trace", str(trace), *words]) == 2
+        assert trace.read_text() == "old\n"
+    capsys.readouterr()
+
+
+def test_a_knob_may_be_left_to_the_model():
+    args = parse(max_model_len=None)
+    assert "max_model_len" not in scheduler_knobs(args)
+    assert scheduler_config(args) == SchedulerConfig()
+    assert scheduler_knobs(parse("--max-model-len", "7", max_model_len=None))["max_model_len"] == 7
+
+
 def test_bad_input_is_one_line_and_status_2(capsys):
     def refuse():
         raise ValueError("async_depth must be an int >= 1, got 0")
@@ -122,7 +150,10 @@ def test_bad_input_is_one_line_and_status_2(capsys):
         (["demo", "--async-depth", "0"], "async_depth must be an int >= 1, got 0"),
         (["demo", "--device", "cuda"], "device must be 'cpu', got 'cuda'"),
         (["demo", "--watermark", "2"], "watermark must be a number in [0.0, 1.0], got 2.0"),
-        (["demo", "--kv-cache-memory", "1KiB"], "budget_bytes must be at least"),
+        (["demo", "--kv-cache-memory", "1KiB"], "kv_cache_memory must be at least"),
+        (["demo", "--max-model-len", "100"], "request 'needle': prompt_token_ids must hold at most"),
+        (["demo", "--trace", "/nowhere/trace"], "No such file or directory: '/nowhere/trace'"),
+        (["demo", "--max-num-queued-reqs", "0"], "max_num_queued_reqs (if not None) must be an int >= 1"),
         (["demo", "--threads", "0"], "threads must be an int >= 1, got 0"),
         (["demo", "--max-model-len", "4096"], "prompt_token_ids must hold at most max_model_len"),
         (["generate", "--model", "/nowhere", "--prompt", "x"], "/nowhere/config.json: no such file"),

@@ -1,12 +1,15 @@
 """`LLM`: results in order, bad calls refused before anything starts, progress, interruption."""
 
+import copy
+import gc
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from hocket import LLM, SamplingParams
-from hocket.core.errors import QueueFullError
 from hocket.engine.build import ModelOptions, build_engine, load_model
 from hocket.engine.errors import EngineDeadError
 from hocket.model.recall import ANSWER, needle_prompt, recall_folder
@@ -40,7 +43,18 @@ def test_results_come_in_the_order_of_the_prompts(llm):
 
 
 @pytest.mark.parametrize(
-    "prompts", [prompt(9), list(prompt(9)), np.array(prompt(9)), [prompt(9)], [np.array(prompt(9))]], ids=repr
+    "prompts",
+    [
+        prompt(9),
+        list(prompt(9)),
+        np.array(prompt(9)),
+        [prompt(9)],
+        [np.array(prompt(9))],
+        torch.tensor(prompt(9)),
+        torch.tensor([prompt(9)]),
+        [torch.tensor(prompt(9))],
+    ],
+    ids=repr,
 )
 def test_one_prompt_in_all_its_spellings(llm, prompts):
     (result,) = llm.generate(prompts, PARAMS, use_tqdm=False)
@@ -72,6 +86,9 @@ BAD_CALLS = {
     "bytes": (b"abc", PARAMS, {}, "prompts must be"),
     "number": (5, PARAMS, {}, "prompts must be"),
     "nested number": ([GOOD, 5], PARAMS, {}, r"prompts\[1\] must be"),
+    "tensor without dimensions": (torch.tensor(3), PARAMS, {}, "prompts must be"),
+    "such a tensor in a list": ([GOOD, torch.tensor(3)], PARAMS, {}, r"prompts\[1\] must be"),
+    "tensor of floats": (torch.tensor([1.0, 2.0]), PARAMS, {}, r"prompt_token_ids\[0\]"),
     "mapping": ({"a": 1}, PARAMS, {}, "prompts must be"),
     "too long": ([GOOD, prompt(400)], PARAMS, {}, "at most max_model_len"),
     "too few params": (
@@ -101,7 +118,7 @@ def test_a_bad_call_is_refused_before_anything_starts(llm, case):
 
 def test_a_cache_that_holds_no_prompt_of_full_length_is_refused():
     options = ModelOptions(kv_cache_memory=1 << 16)
-    with pytest.raises(ValueError, match="budget_bytes must be at least"):
+    with pytest.raises(ValueError, match="kv_cache_memory must be at least"):
         LLM(load_model(tiny_folder(), options), **KNOBS)
 
 
@@ -110,8 +127,8 @@ def test_more_prompts_than_the_queue_takes():
         prompts = [prompt(4, salt) for salt in range(12)]
         results = llm.generate(prompts, PARAMS, use_tqdm=False)
     assert [r.token_ids for r in results] == [expected(p) for p in prompts]
-    with LLM(tiny(), max_num_queued_reqs=0, **KNOBS) as llm, pytest.raises(QueueFullError):
-        llm.generate([GOOD], PARAMS, use_tqdm=False)
+    with pytest.raises(ValueError, match="max_num_queued_reqs"):
+        LLM(tiny(), max_num_queued_reqs=0, **KNOBS)
 
 
 def test_priorities_decide_who_goes_first():
@@ -243,3 +260,41 @@ def test_all_ends_of_text_of_a_model_end_it():
     assert found["a"].token_ids == said[: said.index(said[3]) + 1]
     assert found["a"].finish_reason == "stop"
     assert found["b"].token_ids == said[:6]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"device": "nonsense"}, {"dtype": "bfloat16"}, {"shared_pool": False}, {"kv_cache_memory": 1 << 20}],
+    ids=str,
+)
+def test_options_for_a_model_that_is_loaded_already_are_refused(option):
+    with pytest.raises(ValueError, match=f"{next(iter(option))} must not be given with a model"):
+        LLM(tiny(), **option, **KNOBS)
+
+
+def test_without_a_length_the_models_own_is_the_limit():
+    loaded = tiny()
+    limit = loaded.config.max_position_embeddings
+    few = {name: value for name, value in KNOBS.items() if name != "max_model_len"}
+    with LLM(loaded, **few) as llm:
+        assert llm.engine.scheduler.config.max_model_len == min(limit, 16384)
+    short = replace(loaded.model.config, max_position_embeddings=300)
+    model = copy.copy(loaded.model)
+    model.config = short
+    with LLM(replace(loaded, model=model), **few) as llm:
+        assert llm.engine.scheduler.config.max_model_len == 300
+    with pytest.raises(ValueError, match="max_position_embeddings = 300, got 301"):
+        LLM(replace(loaded, model=model), max_model_len=301, **few)
+
+
+def test_a_bad_knob_leaves_an_old_trace_alone_and_closes_it(tmp_path, recwarn):
+    path = tmp_path / "trace.ndjson"
+    path.write_text("old\n")
+    for bad in ({"max_model_len": 1 << 30}, {"num_speculative_tokens": 1}):
+        with pytest.raises(ValueError, match="must be"):
+            LLM(tiny(), trace=path, **(KNOBS | bad))
+    with LLM(tiny(), trace=path, **KNOBS) as llm, pytest.raises(ValueError, match="at most max_model_len"):
+        llm.generate([prompt(401)], PARAMS, use_tqdm=False)
+    assert path.read_text() == "old\n"
+    gc.collect()
+    assert not [warning for warning in recwarn if warning.category is ResourceWarning]

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from hocket import KVCacheConfig, KVGroupSpec, ModelRunnerOutput, Phase, Scheduler, SchedulerConfig
+from hocket import KVCacheConfig, KVGroupSpec, ModelRunnerOutput, Scheduler, SchedulerConfig
 from hocket.core.records import SchedulerOutput
 from hocket.engine.engine import run_all
 from hocket.obs.trace import (
@@ -18,7 +18,6 @@ from hocket.obs.trace import (
     output_from_json,
     output_to_json,
     read_trace,
-    step_string,
 )
 from tests.unit.engine.world import CONFIG, KV, drain, make_engine, request, results, tokens_of
 
@@ -115,11 +114,6 @@ def test_outputs_survive_json():
     engine.shutdown()
 
 
-def test_step_string():
-    rows = [SchedulerOutput(1, Phase.DECODE), SchedulerOutput(None, None), SchedulerOutput(2, Phase.PREFILL)]
-    assert step_string(rows) == "D P"
-
-
 def lines(change=None, at=0):
     target = io.StringIO()
     trace = TraceWriter(target)
@@ -174,3 +168,29 @@ def test_headers_restore_configurations():
 
     header = _header(json.loads(target.getvalue()))
     assert (header.scheduler_config, header.kv_cache_config, header.runner) == (config, KV, {"x": 1})
+
+
+def test_an_old_trace_is_replaced_by_the_first_action_and_not_before(tmp_path):
+    path = tmp_path / "trace.ndjson"
+    path.write_text("old\n")
+    with TraceWriter(path) as trace:
+        trace.header(CONFIG, KV, {})
+    assert path.read_text() == "old\n"
+    with TraceWriter(path) as trace:
+        trace.header(CONFIG, KV, {})
+        trace.schedule(SchedulerOutput(None, None))
+    assert len(read_trace(path).records) == 1
+
+
+def test_a_new_trace_without_actions_has_its_header(tmp_path):
+    with TraceWriter(tmp_path / "new") as trace:
+        trace.header(CONFIG, KV, {})
+    assert read_trace(tmp_path / "new").header.scheduler_config == CONFIG
+
+
+def test_a_bad_path_is_noticed_at_once_and_a_device_is_none(tmp_path):
+    with pytest.raises(OSError, match="nowhere"):
+        TraceWriter(tmp_path / "nowhere" / "trace.ndjson")
+    with TraceWriter("/dev/null") as trace:
+        trace.header(CONFIG, KV, {})
+        trace.schedule(SchedulerOutput(None, None))

@@ -99,6 +99,18 @@ def test_topk_orders_real_scores_like_a_sort() -> None:
     assert (deterministic_topk(scores, 17) == expected).all()
 
 
+def test_topk_shows_nan() -> None:
+    assert deterministic_topk(torch.tensor([3.0, NAN, 5.0, -1.0]), 1).tolist() == [1]
+
+
+def test_a_decode_request_without_rows_returns_zeros() -> None:
+    q, starts, used = noise(2, 1, 2, 8), torch.tensor([5, 5]), torch.tensor([0, 1])
+    args = (torch.zeros(2), 0.3, 4, starts, used, noise(40, 8), scattered(2, 2), 7)
+    out = sparse_attention_decode(q, *args)
+    assert (out[0] == 0).all()
+    assert (out[1] != 0).any()
+
+
 def test_query_blocks_cover_every_row_once() -> None:
     loc, starts = torch.tensor([0, 5, 6, 14], dtype=torch.int32), torch.tensor([10, 0, 100])
     b = query_blocks(loc, starts, 4)

@@ -236,6 +236,10 @@ def test_the_newer_spelling_is_complete_by_itself():
             {"rope_scaling": {**YARN, "mscale": 0.7}},
             "mscale must be .* got 0.7: a magnitude factor is not supported",
         ),
+        (
+            {"rope_scaling": {**YARN, "truncate": False}},
+            "rope_scaling.truncate must be true or absent, got False: not supported",
+        ),
         ({"rope_scaling": {**YARN, "beta_fast": 1}}, "beta_fast must exceed beta_slow = 1, got 1"),
         ({"rope_scaling": {**YARN, "factor": 0}}, "rope_scaling.factor must be a number in"),
         (

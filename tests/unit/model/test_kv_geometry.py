@@ -16,6 +16,7 @@ from hocket.model.kv_geometry import (
     kv_cache_bytes,
 )
 from hocket.model.random_checkpoint import TINY_CONFIG, tiny_config
+from hocket.sched.kernel import Group, capacity_need
 
 SCHEDULER = SchedulerConfig(
     max_num_seqs=16, max_num_batched_tokens=512, prefill_chunk_size=256, max_model_len=4096
@@ -204,3 +205,16 @@ def test_the_cache_tensors_take_the_bytes_that_are_announced(shared):
         cache = GroupedCache(TINY_CONFIG, config, getattr(torch, name))
         assert list(cache.tensors) == list(group_geometry(TINY_CONFIG))
         assert sum(t.nbytes for t in cache.tensors.values()) == kv_cache_bytes(TINY_CONFIG, config, name)
+
+
+@given(
+    block_size=st.integers(1, 40),
+    window=st.none() | st.integers(1, 90),
+    tokens=st.integers(1, 300),
+    row=st.integers(1, 60),
+)
+def test_the_scheduler_counts_a_requests_blocks_as_the_cache_does(block_size, window, tokens, row):
+    """Two layers that may not import each other; capacity for one must be capacity for the other."""
+    group = Group(block_size, window or 0, 0)
+    period = 1 if window is None else block_size
+    assert blocks_per_request(block_size, window, tokens, row) == capacity_need((group,), tokens, row, period)

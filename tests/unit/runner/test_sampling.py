@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hocket.core.request import SamplingParams
-from hocket.runner.sampling import sample, token_logprobs
+from hocket.runner.sampling import _draw, _keep_top, sample, token_logprobs
 
 LOGITS = torch.tensor([2.0, 1.0, 1.0, 0.5, -1.0, -3.0, 0.0, 1.5])
 DRAWS = 4000
@@ -170,3 +170,18 @@ def test_logprobs_are_of_the_model_not_of_the_filters():
     assert [token for token, _ in first.top] == [0, 7]
     assert first.top[1][1] == pytest.approx(float(reference[0, 7]))
     assert third.top == ()
+
+
+def test_a_draw_of_zero_never_picks_a_token_that_was_filtered():
+    params = [SamplingParams(temperature=1.0, top_k=1)]
+    assert _draw(torch.tensor([[0.0, 5.0, 1.0]]), params, torch.tensor([0.0])).tolist() == [1]
+
+
+def test_a_temperature_that_float32_does_not_have_is_greedy():
+    params = [SamplingParams(temperature=1e-60)]
+    assert _draw(torch.tensor([[0.0, 1.0, 5.0, 2.0]]), params, torch.tensor([0.5])).tolist() == [2]
+
+
+def test_a_top_p_of_one_keeps_what_rounding_would_lose():
+    kept = _keep_top(torch.tensor([[1.0, 1e-9, 1e-10]]), [SamplingParams(temperature=1.0, top_k=3)])
+    assert (kept > 0).all()
