@@ -4,7 +4,7 @@ The clauses stand in the order in which a reader would look, and the first viola
 later clauses take earlier ones for granted. Lengths are in tokens, tables in blocks; 0 is the null block.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -57,18 +57,18 @@ def _clauses(pack: PackedMetadata) -> Found:
             yield from _table(pack, row, group)
 
 
-def _dimensions(value: object) -> int:
-    """Arrays say it themselves; sequences are judged by their first entry; everything else is a point."""
-    if isinstance(getattr(value, "ndim", None), int):
-        return int(getattr(value, "ndim"))  # noqa: B009 - `object` has no such attribute
-    if not isinstance(value, Sequence) or isinstance(value, (str, bytes, bytearray)):
+def _dimensions(value: object, levels: int = 4) -> int:
+    """Arrays (with no masked entries) say it themselves; lists are judged by their first entries."""
+    if hasattr(value, "__len__") and isinstance(getattr(value, "ndim", None), int):
+        return 0 if hasattr(value, "mask") else getattr(value, "ndim")  # noqa: B009 - `object` has none
+    if not isinstance(value, (list, tuple, range)) or levels == 0:
         return 0
-    return 1 if len(value) == 0 else 1 + _dimensions(value[0])
+    return 1 if len(value) == 0 else 1 + _dimensions(value[0], levels - 1)
 
 
 def _integral(value: object) -> bool:
-    """Truth values and floats are no counts: they are mistakes further up."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    """Truth values, floats and time differences are no counts: they are mistakes further up."""
+    return isinstance(value, Integral) and type(value).__name__ not in ("bool", "timedelta64")
 
 
 def _integer(row: int, field: str, value: Any, low: int, high: int = INT32_MAX) -> Found:

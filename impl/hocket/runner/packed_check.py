@@ -10,7 +10,7 @@ entry by entry.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -66,18 +66,28 @@ def check_pack(pack: Pack) -> None:
 
 
 def is_integer(value: object) -> bool:
-    """True for ints and NumPy integers; bools and floats, integral ones too, are no integers."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    """True for ints and NumPy integers; bools and floats, integral ones too, are no integers.
+
+    Nor are time differences, although NumPy derives them from its integers.
+    """
+    return isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.timedelta64))
 
 
 def rank_of(value: object) -> int:
-    """Dimensions of an array or of nested sequences (seen from their first entries); 0 for anything else."""
-    ndim = getattr(value, "ndim", None)
-    if isinstance(ndim, int):
-        return ndim
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):
-        return 1 + (rank_of(value[0]) if len(value) else 0)
-    return 0
+    """Dimensions of an array or of nested lists, tuples and ranges (seen from first entries); 0 for others.
+
+    More than 3 levels are not told apart. A masked array is none here: a masked entry has no value.
+    """
+    for outer in range(4):
+        ndim = getattr(value, "ndim", None)
+        if isinstance(ndim, int) and hasattr(value, "__len__"):
+            return 0 if isinstance(value, np.ma.MaskedArray) else outer + ndim
+        if not isinstance(value, (list, tuple, range)):
+            return outer
+        if not value:
+            return outer + 1
+        value = value[0]
+    return 4
 
 
 def refuse(ids: Any, problem: Problem, text: str) -> NoReturn:
@@ -93,7 +103,9 @@ def checked_int(ids: Any, row: int, field: str, value: Any, low: int, high: int 
         refuse(ids, Problem(Code.TYPE, row, 0, 0), text)
     problem = range_problem(row, int(value), low, high)
     if problem != FINE:
-        refuse(ids, problem, f"{field} {value} is outside [{low}, {high}]")
+        # An int of thousands of digits cannot be printed.
+        text = value if int(value).bit_length() <= 64 else f"of {int(value).bit_length()} bits"
+        refuse(ids, problem, f"{field} {text} is outside [{low}, {high}]")
     return int(value)
 
 

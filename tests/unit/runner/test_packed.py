@@ -5,6 +5,7 @@ import copy
 import gc
 import inspect
 import sys
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -614,3 +615,48 @@ def test_the_rules_can_be_executed_symbolically() -> None:
         assert not isinstance(node, forbidden), ast.dump(node)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id == "Problem", f"packed_rules calls {node.func.id}"
+
+
+class _LooksLikeAnArray:
+    ndim = 1
+
+
+def _endless() -> list[Any]:
+    nest: list[Any] = []
+    nest.append(nest)
+    return nest
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("chunk_lens", [np.timedelta64(2, "s")]),
+        ("chunk_starts", [np.timedelta64("NaT")]),
+        ("chunk_starts", [np.timedelta64(0)]),
+        ("chunk_starts", [10**5000]),
+        ("token_ids", [1, np.timedelta64(2, "D")]),
+        ("token_ids", [1, 10**5000]),
+        ("token_ids", _endless()),
+        ("token_ids", deque([1, 2])),
+        ("token_ids", _LooksLikeAnArray()),
+        ("token_ids", np.ma.array([1, 2], mask=[False, True])),
+        ("request_ids", deque(["r7"])),
+        ("block_tables", {"g": [deque([1])]}),
+        ("block_tables", {"g": [np.ma.array([1], mask=[True])]}),
+        ("block_tables", {"g": [[np.timedelta64(1, "s")]]}),
+    ],
+)
+def test_things_that_only_look_like_integers_or_lists_are_refused(field: str, value: Any) -> None:
+    pack = {
+        "request_ids": ["r7"],
+        "chunk_starts": [0],
+        "chunk_lens": [2],
+        "seq_lens": [2],
+        "query_start_loc": [0, 2],
+        "token_ids": [1, 2],
+        "block_tables": {"g": [[1]]},
+        "block_sizes": {"g": 4},
+    }
+    validate_packed_prefill(**pack)
+    with pytest.raises(PackedPrefillError, match=rf"packed prefill: .*{field}"):
+        validate_packed_prefill(**(pack | {field: value}))
