@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from hocket.core.phase import Phase
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+AbortReason = Literal["abort", "stop", "error"]
 RequestStatus = Literal["waiting", "running", "preempted"]
 
 

@@ -24,7 +24,7 @@ from hocket.core.checks import require_int, require_str
 from hocket.core.config import KVCacheConfig, SchedulerConfig
 from hocket.core.errors import SchedulerError
 from hocket.core.phase import Phase
-from hocket.core.records import FinishReason, RequestOutput, SchedulerOutput
+from hocket.core.records import AbortReason, RequestOutput, SchedulerOutput
 from hocket.core.request import Request
 from hocket.engine.errors import EngineDeadError
 from hocket.engine.executor import Executor, InlineExecutor, ThreadExecutor
@@ -356,14 +356,14 @@ class Engine:
         if update is not None:
             self._updates.append(update)
 
-    def _end(self, request_id: str, reason: FinishReason, error: str | None) -> RequestUpdate | None:
+    def _end(self, request_id: str, reason: AbortReason, error: str | None) -> RequestUpdate | None:
         """End a request in scheduler and transcript, wherever it still lives."""
         self._abort_in_scheduler(request_id, reason)
         if request_id not in self._outputs.request_ids:
             return None
         return self._outputs.end(request_id, reason, error, self._clock())
 
-    def _abort_in_scheduler(self, request_id: str, reason: FinishReason) -> None:
+    def _abort_in_scheduler(self, request_id: str, reason: AbortReason) -> None:
         ended = self.scheduler.abort_request(request_id, reason)
         if ended is None:
             return

@@ -36,12 +36,12 @@ def checked_tokens(
                 f"{field} must be the oldest step in flight, {oldest.step_id}, got {step_id}"
             )
     rows = tuple((row.live.request_id, row.epoch) for row in oldest.rows)
-    given = tuple(zip(scheduler_output.request_ids, scheduler_output.epochs, strict=True))
+    names, epochs = scheduler_output.request_ids, scheduler_output.epochs
     # Another scheduler's step may bear the same number.
-    if given != rows:
+    if names != tuple(name for name, _ in rows) or epochs != tuple(epoch for _, epoch in rows):
         raise StepOrderError(
             f"scheduler_output must be the one dispatched as step {oldest.step_id}, with rows of "
-            f"(request, epoch) {rows!r}, got {given!r}"
+            f"(request, epoch) {rows!r}, got request_ids {names!r} and epochs {epochs!r}"
         )
     sampled: object = model_runner_output.sampled_token_ids
     if not isinstance(sampled, (tuple, list)) or len(sampled) != len(oldest.rows):

@@ -14,12 +14,14 @@ processed in that order, and each result is processed once.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from typing import get_args
 
 from hocket.core.checks import require_str
 from hocket.core.config import KVCacheConfig, SchedulerConfig
 from hocket.core.errors import QueueFullError, UnknownRequestError
 from hocket.core.phase import Phase
 from hocket.core.records import (
+    AbortReason,
     BlockIdsByGroup,
     FinishReason,
     ModelRunnerOutput,
@@ -39,7 +41,7 @@ from hocket.sched.results import checked_tokens
 from hocket.sched.waiting import WaitingQueue
 
 _FINISH_REASON: dict[int, FinishReason] = {kernel.ENDS_BY_STOP: "stop", kernel.ENDS_BY_LENGTH: "length"}
-_ABORT_REASONS: tuple[FinishReason, ...] = ("abort", "stop", "error")
+_ABORT_REASONS = get_args(AbortReason)
 
 
 class Scheduler:
@@ -63,7 +65,7 @@ class Scheduler:
         self._running: list[LiveRequest] = []  # most senior first
         self._waiting = WaitingQueue()
         self._notices = Notices()
-        # A late arrival decodes and prefills alike: decode is owed first, prefill the very next step.
+        # Decode is owed first: with nothing to decode yet, prefill runs at once as the fallback.
         self._turn = kernel.Turn(kernel.DECODE, 0)
         self._next_step_id = 1
         self._next_epoch = 1
@@ -131,7 +133,7 @@ class Scheduler:
         if live.running:
             self._preempt(live)
 
-    def abort_request(self, request_id: str, reason: FinishReason = "abort") -> RequestOutput | None:
+    def abort_request(self, request_id: str, reason: AbortReason = "abort") -> RequestOutput | None:
         """End a request now and return its terminal output; None if the id is unknown or has ended.
 
         `reason` is "abort", "stop" (the engine found a stop string) or "error" (the request failed alone).

@@ -145,6 +145,16 @@ def test_a_victim_must_share_a_scarce_pool() -> None:
     assert not kernel.helps((0, 5), (2, 0), (0, 0))
 
 
+def test_victims_are_taken_from_the_most_junior_upward_and_superfluous_ones_spared() -> None:
+    # One block of the most junior, then two of the next: the first one turns out not to be needed.
+    assert kernel.designate((2,), (0,), ((1,), (2,), (9,))) == (1,)
+    # Of two that could be spared, the more senior is.
+    assert kernel.designate((2, 1), (0, 0), ((1, 0), (1, 0), (1, 1))) == (0, 2)
+    # Whoever shares no scarce pool is never taken, wherever it stands.
+    assert kernel.designate((1, 0), (0, 0), ((0, 3), (1, 0))) == (1,)
+    assert kernel.designate((3,), (0,), ((1,), (1,))) == ()
+
+
 def test_the_watermark_is_waived_when_nothing_runs_and_where_nothing_is_asked() -> None:
     assert kernel.admission_ask((2, 0), (1, 0), (3, 3), True) == (5, 0)
     assert kernel.admission_ask((2, 0), (1, 0), (3, 3), False) == (2, 0)

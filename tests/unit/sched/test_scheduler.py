@@ -209,3 +209,97 @@ def test_a_promised_chunk_is_not_set_aside_a_second_time() -> None:
     output = scheduler.schedule()
     assert ("r1", 2, 1) in rows(output)
     assert output.preempted_request_ids == ()
+
+
+def test_a_row_whose_victims_do_not_suffice_without_a_fence_waits_for_the_fence() -> None:
+    """X's block is fenced by its row in flight, so J's alone are not enough for S: nothing may run yet."""
+    scheduler = make(blocks=6, block_size=1, prefill_chunk_size=3, async_depth=2, reserve_full_prompt=False)
+    add(scheduler, "S", 6, 1)
+    add(scheduler, "J", 2, 3)
+    first = scheduler.schedule()
+    add(scheduler, "X", 1, 2, priority=-1)
+    second = scheduler.schedule()
+    complete(scheduler, first)
+    scheduler.abort_request("X")
+    assert (scheduler.free_blocks("a"), scheduler.fenced_blocks("a")) == (0, 1)
+    waiting = scheduler.schedule()
+    assert (waiting.is_empty, waiting.preempted_request_ids) == (True, ())
+    complete(scheduler, second)
+    output = scheduler.schedule()
+    assert (rows(output), output.preempted_request_ids) == ([("S", 3, 3)], ("J",))
+
+
+def test_the_seat_of_a_victim_is_free_in_the_same_call() -> None:
+    scheduler = make(blocks=8, block_size=1, prefill_chunk_size=3, max_num_seqs=2, reserve_full_prompt=False)
+    add(scheduler, "S", 6, 1)
+    add(scheduler, "J", 3, 3, priority=5)
+    complete(scheduler, scheduler.schedule())
+    add(scheduler, "W", 1, 1, priority=1)
+    output = scheduler.schedule()
+    assert (rows(output), output.preempted_request_ids) == ([("S", 3, 3), ("W", 0, 1)], ("J",))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_ready_rows_take_turns_when_a_step_cannot_hold_them_all(depth: int) -> None:
+    """L3: eight decodes at one row a step are served in turn, the most senior one too."""
+    scheduler = make(prefill_chunk_size=1, max_num_batched_tokens=1, async_depth=depth)
+    names = [f"r{i}" for i in range(8)]
+    for name in names:
+        add(scheduler, name, 1, 40)
+    served: list[str] = []
+    flying: list[SchedulerOutput] = []
+    while len(served) < 60:
+        output = scheduler.schedule()
+        if not output.is_empty:
+            flying.append(output)
+            if output.phase is Phase.DECODE:
+                served += output.request_ids
+        if output.is_empty or len(flying) == depth:
+            complete(scheduler, flying.pop(0))
+    last_admitted = max(served.index(name) for name in names)
+    for at in range(last_admitted + 1, len(served) - 8):
+        assert sorted(served[at : at + 8]) == names
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize(("p", "d"), [(1, 1), (2, 1), (1, 3)])
+def test_the_most_senior_row_is_passed_over_no_more_than_the_bound_says(depth: int, p: int, d: int) -> None:
+    """L7, where a step holds every ready row: memory is tight, so the senior is blocked again and again."""
+    scheduler = make(
+        blocks=10,
+        block_size=2,
+        prefill_chunk_size=2,
+        max_num_batched_tokens=64,
+        async_depth=depth,
+        prefill_steps_per_turn=p,
+        decode_steps_per_turn=d,
+        reserve_full_prompt=False,
+    )
+    bound = scheduler.config.waiting_bound().senior_progress
+    for number in range(6):
+        add(scheduler, f"r{number}", 2 + number % 3, 8)
+    flying: list[SchedulerOutput] = []
+    passed_over = preempted = 0
+    while scheduler.has_unfinished_requests():
+        running = [n for n in (f"r{i}" for i in range(6)) if _is_running_with_tokens_left(scheduler, n)]
+        output = scheduler.schedule()
+        preempted += len(output.preempted_request_ids)
+        if not running or running[0] in output.request_ids:
+            passed_over = 0
+        else:
+            passed_over += 1
+        assert passed_over <= bound
+        if not output.is_empty:
+            flying.append(output)
+        if output.is_empty or len(flying) == depth:
+            complete(scheduler, flying.pop(0))
+    assert preempted > 0
+
+
+def _is_running_with_tokens_left(scheduler: Scheduler, name: str) -> bool:
+    state = scheduler.request_state(name)
+    return (
+        state is not None
+        and state.status == "running"
+        and len(state.output_token_ids) + state.num_output_placeholders < 8
+    )
