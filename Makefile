@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help install demo test lint types arrows format dist
+.PHONY: help install demo test bench lint types arrows format dist
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z ]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ demo: $(STAMP) ## run the demonstration: make demo ARGS="--async-depth 1"
 
 test: $(STAMP) ## lint, types, arrows and all tests, then a table: make test TIERS="unit quality" REQUIRE_ALL=1
 	@REQUIRE_ALL=$(REQUIRE_ALL) $(BIN)/python tests/tiers.py $(TIERS)
+
+bench: $(STAMP) ## run every tests/bench/*.py briefly: make bench ARGS="--repeats 5 --tokens 8192"
+	@for file in tests/bench/*.py; do $(BIN)/python $$file --repeats 2 --tokens 2048 $(ARGS) || exit 1; done
 
 lint types arrows: $(STAMP) ## one of the static checks
 	@$(BIN)/python tests/tiers.py $@

@@ -25,7 +25,7 @@ def _pool(kv: Tensor, scores: Tensor, norm_weight: Tensor, eps: float, cos: Tens
 
 def _update_(state: Tensor, slots: Tensor, kv_score: Tensor, ape: Tensor, positions: Tensor) -> None:
     kv, score = kv_score.chunk(2, dim=-1)
-    phase = positions.clamp(min=0) % ape.shape[0]
+    phase = positions % ape.shape[0]  # in range for the -1 of a dropped row too
     grouped_kv_write_(state, slots, torch.cat((kv, score + ape[phase]), dim=-1))
 
 

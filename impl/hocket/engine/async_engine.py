@@ -28,6 +28,7 @@ from hocket.engine.results import RequestResult, RequestUpdate
 
 if TYPE_CHECKING:
     from hocket.engine.build import ModelOptions
+    from hocket.obs.trace import TraceWriter
 
 Action = Callable[[], object]
 
@@ -94,13 +95,23 @@ class AsyncEngine:
 
     @classmethod
     def from_model(
-        cls, folder: str | Path, scheduler_config: SchedulerConfig, options: ModelOptions | None = None
+        cls,
+        folder: str | Path,
+        scheduler_config: SchedulerConfig,
+        options: ModelOptions | None = None,
+        *,
+        seed: int = 0,
+        trace: TraceWriter | None = None,
     ) -> AsyncEngine:
-        """Load a checkpoint folder and serve it."""
+        """Load a checkpoint folder and serve it; `seed` and `trace` as `Engine` takes them."""
         from hocket.engine.build import build_engine, load_model  # torch
 
         loaded = load_model(folder, options, mtp=scheduler_config.num_speculative_tokens > 0)
-        return cls(lambda on_result: build_engine(loaded, scheduler_config, on_result=on_result))
+        return cls(
+            lambda on_result: build_engine(
+                loaded, scheduler_config, seed=seed, trace=trace, on_result=on_result
+            )
+        )
 
     @property
     def is_dead(self) -> bool:

@@ -2,8 +2,8 @@
 
 Every function is pure and total over ints and returns a `Problem`; `FINE` means that the rule holds. Nothing
 here formats text, looks at types or touches an array, so that these very functions can be executed
-symbolically. The order of the
-tests inside a function is part of the contract: the first violation is the one that is reported.
+symbolically. The order of the tests inside a function is part of the contract: the first violation is the
+one that is reported.
 """
 
 from __future__ import annotations

@@ -5,8 +5,11 @@ import threading
 
 import pytest
 
+from hocket import Request, SamplingParams, SchedulerConfig
 from hocket.engine.async_engine import AsyncEngine
 from hocket.engine.errors import EngineDeadError
+from hocket.obs.trace import AddRecord, TraceWriter, read_trace
+from tests.e2e.world import tiny_folder
 from tests.unit.engine.test_engine import Dies
 from tests.unit.engine.world import Wrapped, make_engine, request, text_of, tokens_of
 
@@ -268,3 +271,18 @@ def test_a_caller_whose_loop_is_gone_does_not_stop_the_engine():
     assert run(main).token_ids == tokens_of((4,), 5)
     engine.shutdown()
     del stream
+
+
+def test_a_checkpoint_folder_is_served_with_seed_and_trace(tmp_path):
+    """The same seed says the same, another one something else, and the trace has what was done."""
+    config = SchedulerConfig(max_num_seqs=2, max_model_len=400)
+    params = SamplingParams(max_tokens=12, temperature=8.0, ignore_eos=True)
+
+    async def said(seed):
+        with TraceWriter(tmp_path / str(seed)) as trace:
+            async with AsyncEngine.from_model(tiny_folder(), config, seed=seed, trace=trace) as engine:
+                return (await engine.generate(Request("r", (1, 2, 3), params))).token_ids
+
+    first, again, other = (asyncio.run(said(seed)) for seed in (5, 5, 6))
+    assert first == again != other
+    assert any(isinstance(record, AddRecord) for record in read_trace(tmp_path / "6").records)
