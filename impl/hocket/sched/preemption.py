@@ -82,6 +82,10 @@ class Account:
         self.promised = self._nothing
         for vector in self._outstanding.values():
             self.promised = kernel.add(self.promised, vector)
+        # Next rows without a row in this dispatch so far, most senior first: whoever is served in order of
+        # seniority finds no senior here to add up.
+        self._needs_to_come = dict(standing.next_needs)
+        self._kept_aside = self._nothing
         self.dispatched: set[int] = set()
         self.victims: set[int] = set()
 
@@ -90,13 +94,17 @@ class Account:
 
         Only what their promises do not cover: nobody else can take promised blocks anyway.
         """
-        total = self._nothing
-        for index, need in self._standing.next_needs.items():
+        total = self._kept_aside
+        for index in self._needs_to_come:
             if index >= seniors:
                 break
-            if index not in self.dispatched and index not in self.victims:
-                total = kernel.add(total, tuple(map(kernel.uncovered, need, self.own_outstanding(index))))
+            total = kernel.add(total, self._uncovered(index))
         return total
+
+    def keep_aside(self, index: int) -> None:
+        """Set the next row of `index` aside for everybody asked about from now on, all of them junior."""
+        self._kept_aside = kernel.add(self._kept_aside, self._uncovered(index))
+        del self._needs_to_come[index]
 
     def available(self, seniors: int, own_outstanding: Vector) -> Vector:
         """Free, less what others are promised, less what is set aside for `seniors` more senior running
@@ -123,6 +131,7 @@ class Account:
         """Running request `index` gets a row that takes `need`; its promise ends with its replay."""
         live = self._standing.running[index]
         self.dispatched.add(index)
+        self._needs_to_come.pop(index, None)
         self.free = kernel.subtract(self.free, need)
         left = self._nothing
         if any(live.promise) and not ends_replay:
@@ -137,6 +146,7 @@ class Account:
     def preempt(self, index: int) -> None:
         """Running request `index` (drained) gives up its blocks and its promise."""
         self.victims.add(index)
+        self._needs_to_come.pop(index, None)
         self.free = kernel.add(self.free, self._standing.held(self._standing.running[index].tables))
         self._set_outstanding(index, self._nothing)
 
@@ -146,6 +156,10 @@ class Account:
 
     def take_drafts(self, need: Vector) -> None:
         self.free = kernel.subtract(self.free, need)
+
+    def _uncovered(self, index: int) -> Vector:
+        need = self._needs_to_come[index]
+        return tuple(map(kernel.uncovered, need, self.own_outstanding(index)))
 
     def _set_outstanding(self, index: int, vector: Vector) -> None:
         self.promised = kernel.add(kernel.subtract(self.promised, self.own_outstanding(index)), vector)
@@ -200,4 +214,5 @@ def held_back(standing: Standing) -> frozenset[int]:
         verdict = judge(standing, account, index, need)
         if not verdict.fits and (verdict.waits_for_results or verdict.victims):
             return frozenset(verdict.victims)
+        account.keep_aside(index)
     return frozenset()
