@@ -30,7 +30,8 @@ class WaitingBound(NamedTuple):
     admission: int
     """How often a waiting head that fits at every call can be passed over."""
     senior_progress: int
-    """Within how many calls the most senior running ready request gets a row."""
+    """How often the most senior running request with tokens left can be passed over, where a step holds every
+    ready row of its phase. Where it does not, rows take turns instead (L3), the senior too."""
 
 
 @dataclass(frozen=True, slots=True)
