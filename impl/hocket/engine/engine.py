@@ -236,9 +236,6 @@ class Engine:
         before are returned first, and the error comes with the next call. Ctrl-C while waiting for a result
         leaves the engine as it was; anywhere else the engine is dead.
         """
-        if self._failure is not None and self._updates:
-            self._untold = True
-            return self._taken_updates()
         report: StepReport | None = None
         try:
             with _Change(self):
