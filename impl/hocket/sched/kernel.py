@@ -163,19 +163,25 @@ def blocks_at(group: Group, start: int, reach: int, total: int) -> int:
     return kept - outdated_columns(start, group.window, group.block_size, kept)
 
 
+def blocks_of_all_at(groups: tuple[Group, ...], start: int, reach: int, total: int) -> int:
+    """`blocks_at` summed over groups of one pool."""
+    return sum(blocks_at(group, start, reach, total) for group in groups)
+
+
 def capacity_need(groups: tuple[Group, ...], total: int, reach: int, period: int) -> int:
-    """Blocks of one pool that a request of `total` tokens needs at most at once, over its `groups` of that
-    pool.
+    """Blocks of one pool that a request of `total` tokens needs at most at once, over its `groups` there.
 
     max over 0 <= q < total of sum of `blocks_at(q)`. Later starts than total - reach only return blocks, and
     moving q by `period` (a multiple of the windowed groups' block sizes) never needs fewer, so one period is
-    enough to look at.
+    enough to look at; in it, need grows only where a row of `reach` tokens enters a new block of some group.
     """
     last = max(0, total - reach)
-    return max(
-        sum(blocks_at(group, start, reach, total) for group in groups)
-        for start in range(max(0, last - period + 1), last + 1)
-    )
+    first = max(0, last - period + 1)
+    need = blocks_of_all_at(groups, first, reach, total)
+    for group in groups:
+        for start in range(first + (1 - reach - first) % group.block_size, last + 1, group.block_size):
+            need = max(need, blocks_of_all_at(groups, start, reach, total))
+    return need
 
 
 def outstanding(promise: int, held: int) -> int:
