@@ -227,6 +227,19 @@ def test_sampling_refuses_numbers_out_of_range(field: str, value: float) -> None
     refused(ValueError, making(SamplingParams, **{field: value}), field, repr(value), "1.0]")
 
 
+def test_numbers_too_large_to_print_or_to_compute_with_are_refused_by_name() -> None:
+    endless = 10**5000
+    refused(ValueError, making(SamplingParams, temperature=endless), "temperature", "beyond 256 bits")
+    refused(ValueError, making(SamplingParams, temperature=10**400), "temperature", "[0.0, 1000000.0]")
+    refused(ValueError, making(SamplingParams, seed=endless), "seed", "beyond 256 bits")
+    refused(ValueError, making(Request, "r", (endless,)), "prompt_token_ids[0]", "beyond 256 bits")
+
+
+@pytest.mark.parametrize("value", [{1, 2}, {1: 2}, frozenset({1})], ids=ids)
+def test_a_prompt_without_an_order_is_refused(value: Any) -> None:
+    refused(ValueError, making(Request, "r", value), "'r'", "prompt_token_ids must be a sequence")
+
+
 @pytest.mark.parametrize("value", ["text", b"text", None, 3, [""], [1], [None], [b"a"]], ids=ids)
 def test_sampling_refuses_bad_stop_strings(value: Any) -> None:
     refused(ValueError, making(SamplingParams, stop=value), "stop")

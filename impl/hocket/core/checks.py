@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from operator import index
 
 
@@ -16,8 +16,13 @@ def require_int(field: str, value: object, low: int, high: int | None = None) ->
     if type(value) is not int:
         raise ValueError(f"{field} must be {allowed}, got {value!r} of type {type(value).__name__}")
     if value < low or (high is not None and value > high):
-        raise ValueError(f"{field} must be {allowed}, got {value!r}")
+        raise ValueError(f"{field} must be {allowed}, got {shown(value)}")
     return value
+
+
+def shown(value: int | float) -> str:
+    """The number as text; Python refuses to print ints of thousands of digits."""
+    return repr(value) if isinstance(value, float) or value.bit_length() <= 256 else "an int beyond 256 bits"
 
 
 def require_optional_int(field: str, value: object, low: int) -> None:
@@ -32,15 +37,15 @@ def require_bool(field: str, value: object) -> None:
         raise ValueError(f"{field} must be True or False, got {value!r} of type {type(value).__name__}")
 
 
-def require_number(field: str, value: object, low: float, high: float | None = None) -> None:
-    """Raise `ValueError` unless `value` is an int or a finite float in `[low, high]`; bools are refused."""
-    allowed = f"a number >= {low}" if high is None else f"a number in [{low}, {high}]"
+def require_number(field: str, value: object, low: float, high: float) -> None:
+    """Raise `ValueError` unless `value` is an int or a float in `[low, high]`; bools are refused."""
+    allowed = f"a number in [{low}, {high}]"
     if type(value) not in (int, float):
         raise ValueError(f"{field} must be {allowed}, got {value!r} of type {type(value).__name__}")
     assert isinstance(value, (int, float))
-    # `not (low <= value)` also refuses NaN.
-    if not (low <= value < float("inf")) or (high is not None and value > high):
-        raise ValueError(f"{field} must be {allowed}, got {value!r}")
+    # `not` also refuses NaN.
+    if not (low <= value <= high):
+        raise ValueError(f"{field} must be {allowed}, got {shown(value)}")
 
 
 def require_str(field: str, value: object) -> str:
@@ -57,7 +62,8 @@ def token_tuple(field: str, values: object, max_token_id: int = 2**31 - 1) -> tu
     """
     try:
         # A tensor or an array without dimensions has `__iter__`, and refuses only when it is called.
-        tokens = None if isinstance(values, (str, bytes)) else iter(values)  # type: ignore[call-overload]
+        unordered = isinstance(values, (str, bytes, Set, Mapping))
+        tokens = None if unordered else iter(values)  # type: ignore[call-overload]
     except TypeError:
         tokens = None
     if tokens is None:
@@ -74,7 +80,7 @@ def token_tuple(field: str, values: object, max_token_id: int = 2**31 - 1) -> tu
                 f"got {token!r} of type {type(token).__name__}"
             ) from None
         if not 0 <= value <= max_token_id:
-            raise ValueError(f"{field}[{position}] must be an int in [0, {max_token_id}], got {value}")
+            raise ValueError(f"{field}[{position}] must be an int in [0, {max_token_id}], got {shown(value)}")
         out.append(value)
     return tuple(out)
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from hocket.core.checks import require_bool, require_int, require_number, require_str, token_tuple
 
+MAX_TEMPERATURE = 1e6
+"""Hotter than this every token is equally likely in float32 anyway."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -39,7 +42,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         require_int("max_tokens", self.max_tokens, 1)
         require_int("min_tokens", self.min_tokens, 0, self.max_tokens)
-        require_number("temperature", self.temperature, 0.0)
+        require_number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         require_int("top_k", self.top_k, 0)
         require_number("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0:
