@@ -10,7 +10,7 @@ from hocket_spec import actions, properties, runner
 from hocket_spec.check import gates
 from hocket_spec.check.choices import canonical, witnesses
 from hocket_spec.check.instances import Traffic
-from hocket_spec.state import PREEMPTED, RUNNING, Config, State, find, initial
+from hocket_spec.state import PREEMPTED, RUNNING, Config, State, initial
 from hocket_spec.told import Told
 
 
@@ -54,11 +54,9 @@ class Owed(NamedTuple):
 
     def after(self, before: State, after: State) -> "Owed":
         """Who ended is named as finished only; who was preempted, as preempted."""
-        gone = {r.name for r in before.requests if find(after, r.name) is None}
-        taken = {
-            r.name for r in before.requests
-            if r.status == RUNNING and (x := find(after, r.name)) and x.status == PREEMPTED
-        }  # fmt: skip
+        now = {r.name: r.status for r in after.requests}
+        gone = {r.name for r in before.requests if r.name not in now}
+        taken = {r.name for r in before.requests if r.status == RUNNING and now.get(r.name) == PREEMPTED}
         return Owed((self.preempted | taken) - gone, self.finished | gone)
 
 
