@@ -230,7 +230,7 @@ def test_sampling_refuses_numbers_out_of_range(field: str, value: float) -> None
 def test_numbers_too_large_to_print_or_to_compute_with_are_refused_by_name() -> None:
     endless = 10**5000
     refused(ValueError, making(SamplingParams, temperature=endless), "temperature", "beyond 256 bits")
-    refused(ValueError, making(SamplingParams, temperature=10**400), "temperature", "[0.0, 1000000.0]")
+    refused(ValueError, making(SamplingParams, temperature=10**400), "temperature", "[0.0, 1.79")
     refused(ValueError, making(SamplingParams, seed=endless), "seed", "beyond 256 bits")
     refused(ValueError, making(Request, "r", (endless,)), "prompt_token_ids[0]", "beyond 256 bits")
 

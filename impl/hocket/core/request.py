@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hocket.core.checks import require_bool, require_int, require_number, require_str, token_tuple
 
-MAX_TEMPERATURE = 1e6
-"""Hotter than this every token is equally likely in float32 anyway."""
+# Any float will do; larger ints cannot be computed with.
+MAX_TEMPERATURE = sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True)
