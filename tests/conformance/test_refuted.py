@@ -48,6 +48,30 @@ re-admits before the old rows are drained: a result of the past meets the new in
      2  schedule prefill 0[0+2]
      3  preempt 0
      4  schedule""",
+    "a fallback uses up the turn": """\
+a fallback uses up the turn: the owed phase pays for what the other one got
+  by lock-step: model and implementation differ: owed 2 is 1
+     1  add 0 (2+2)
+     2  schedule""",
+    "a superfluous victim": """\
+a superfluous victim: what turned out superfluous is not dropped again
+  by lock-step: victims: preempted is whom the dispatched row needs, drained and strictly junior, and nobody \
+else ([1, 2], due are [(0, (1,))])
+     1  add 0 (8+1)
+     2  add 1 (4+2)
+     3  add 2 (2+2)
+     4  schedule prefill 0[0+4] 1[0+4] 2[0+2]
+     5  complete 0 1 1
+     6  schedule""",
+    "policy: nobody may preempt": """\
+policy: nobody may preempt: two half-read prompts, and nothing goes on
+  by explorer: L2 work-conservation: stuck
+     1  add 6+1
+     2  schedule prefill 0[0+2]
+     3  complete
+     4  add 6+1
+     5  schedule prefill 0[2+2] 1[0+2]
+     6  complete""",
 }
 
 
