@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help install demo test bench lint types arrows format dist
+.PHONY: help install demo test bench verify lint types arrows format dist
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z ]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ test: $(STAMP) ## lint, types, arrows and all tests, then a table: make test TIE
 
 bench: $(STAMP) ## run every tests/bench/*.py briefly: make bench ARGS="--repeats 5 --tokens 8192"
 	@for file in tests/bench/*.py; do $(BIN)/python $$file --repeats 2 --tokens 2048 $(ARGS) || exit 1; done
+
+verify: $(STAMP) ## run every claim, then a table: make verify PROFILE=quick (standard, full) ARGS="--processes 4"
+	@$(BIN)/hocket verify $(if $(PROFILE),--profile $(PROFILE)) $(ARGS)
 
 lint types arrows: $(STAMP) ## one of the static checks
 	@$(BIN)/python tests/tiers.py $@

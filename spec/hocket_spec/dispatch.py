@@ -114,7 +114,8 @@ def check(cfg: Config, s: State, w: Witness) -> Attempt:
         if r.name in granted and r.name not in names:
             raise Refused("served" if r.status == RUNNING else "admitted", f"no row of {r.name}")
     if w.victims != frozenset([v for t in plan.takings for v in t.victims]):
-        raise Refused("victims", f"{sorted(w.victims)} for {plan.takings}")
+        due_victims = [(t.name, t.victims) for t in plan.takings]
+        raise Refused("victims", f"{sorted(w.victims)}, due are {due_victims}")
     rows = {x.name: x for x in w.rows}
     for r in s.requests:
         if r.name not in rows or rows[r.name] == granted[r.name]:

@@ -23,4 +23,9 @@ class Command(NamedTuple):
 COMMANDS: tuple[Command, ...] = (
     Command("demo", "prefill a long prompt beside a live decode request, and check both", "hocket.cli.demo"),
     Command("generate", "run prompts through a checkpoint folder", "hocket.cli.generate"),
+    Command(
+        "verify",
+        "run every claim, or hold a recorded run against the specification",
+        "hocket.cli.verify",
+    ),
 )

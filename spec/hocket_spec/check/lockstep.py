@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hocket_spec import properties, runner
+from hocket_spec.actions import Witness
 from hocket_spec.check import gates
 from hocket_spec.check.choices import back, canonical, results
+from hocket_spec.check.explore import describe
 from hocket_spec.check.instances import Instance, Traffic
-from hocket_spec.check.pair import Action, Difference, Pair, System, step
+from hocket_spec.check.pair import Action, Difference, Owed, Pair, System, step
 from hocket_spec.state import RUNNING, State, find, initial
 
 
@@ -75,9 +77,19 @@ def walk(ins: Instance, system: System, names: tuple[str, ...], limit: int = 1_0
                     len(nodes), transitions, frozenset(met), f"{why} | {history(trace, i)}{a}", False
                 )
             nodes.append((p.system.snapshot(), p._replace(system=system), left, key[2]))
-            trace.append((i, str(a)))
+            trace.append((i, label(a, at.state, p.state)))
         i += 1
     return Report(len(nodes), transitions, frozenset(met), "", i == len(nodes))
+
+
+def label(a: Action, before: State, after: State) -> str:
+    """The action as counterexamples show it; of a schedule() call, what it dispatched."""
+    if a.kind != "schedule":
+        return str(a)
+    if len(after.flight) == len(before.flight):
+        return "schedule empty"
+    made = after.flight[-1]
+    return describe(Witness(made.phase, made.rows, Owed().after(before, after).preempted))
 
 
 def history(trace: list[tuple[int, str]], i: int) -> str:

@@ -1,0 +1,174 @@
+"""The work behind the claims, in pieces that processes can share; every piece is deterministic."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from hocket_proofs import exact, families, packs, refute, soak
+from hocket_proofs.refuted import FAULTS
+from hocket_spec.check.instances import Instance
+
+PIECE = 6  # instances of one piece
+FAULTS_PIECE = 12
+
+
+class Profile(NamedTuple):
+    """How much is run. `every`: each how-manieth member of the small families; `wide`: larger instances per
+    depth, of each at most `per_instance` transitions; `simulated`: steps of simulation.
+    """
+
+    name: str
+    transitions: int  # lock-step transitions at least
+    minutes: int  # at most, on two cores
+    every: int
+    wide: int
+    per_instance: int
+    simulated: int
+
+
+PROFILES = {
+    p.name: p
+    for p in (
+        Profile("quick", 200_000, 3, 4, 24, 2_500, 5_000),
+        Profile("standard", 1_000_000, 8, 1, 92, 3_600, 20_000),
+        Profile("full", 10_000_000, 60, 1, 440, 20_000, 300_000),
+    )
+}
+
+
+class Job(NamedTuple):
+    """One piece of work: what, on which family, which members (or seeds, or depths)."""
+
+    kind: str
+    family: str
+    start: int
+    stop: int
+    profile: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.family} {self.start}-{self.stop - 1}"
+
+
+class Done(NamedTuple):
+    """What a piece of work came to. `broken`: '' or the first thing that is wrong, with the actions to it."""
+
+    job: Job
+    seconds: float
+    cases: int  # instances, packs, faults, worlds
+    exhausted: int
+    states: int
+    steps: int  # lock-step transitions, edges, simulated steps
+    met: frozenset[tuple[int, str]] = frozenset()  # (depth, situation)
+    waits: tuple[tuple[exact.Wait, int, int, int], ...] = ()  # with depth and steps per turn
+    broken: str = ""
+
+
+def families_of(profile: Profile) -> dict[str, tuple[Instance, ...]]:
+    """The members of every family in this profile."""
+    return {f.name: f.members for f in (*families.small(profile.every), families.wide(profile.wide))}
+
+
+def plan(profile: Profile) -> list[Job]:
+    """All work of a profile, the longest pieces first."""
+    jobs = []
+    for name, members in families_of(profile).items():
+        for kind in ("lock-step",) if name == "wide" else ("lock-step", "explorer"):
+            jobs += [Job(kind, name, k, min(k + PIECE, len(members)), profile.name)
+                     for k in range(0, len(members), PIECE)]  # fmt: skip
+    jobs += [Job("refuted", "faults", k, min(k + FAULTS_PIECE, len(FAULTS)), profile.name)
+             for k in range(0, len(FAULTS), FAULTS_PIECE)]  # fmt: skip
+    share = 5_000
+    jobs += [Job("simulation", "worlds", k, k + 1, profile.name) for k in range(profile.simulated // share)]
+    jobs += [Job("packs", "packs", 0, 1, profile.name)]
+    jobs += [Job("model", "traces", depth, depth + 1, profile.name) for depth in families.DEPTHS]
+    heavy = {"wide": 0, "traces": 1, "worlds": 2}
+    return sorted(jobs, key=lambda job: heavy.get(job.family, 9))
+
+
+def run(job: Job) -> Done:
+    """Do one piece. Cyclic garbage is collected between pieces: a walk makes none, its states are many."""
+    begin = time.process_time()
+    gc.collect()
+    gc.disable()
+    try:
+        done = WORK[job.kind](job)
+    finally:
+        gc.enable()
+    return done._replace(seconds=time.process_time() - begin)
+
+
+def members(job: Job) -> tuple[Instance, ...]:
+    """The instances of a piece."""
+    return families_of(PROFILES[job.profile])[job.family][job.start : job.stop]
+
+
+def lock_step(job: Job) -> Done:
+    """Scheduler and model together; members of the small families to their end."""
+    limit = PROFILES[job.profile].per_instance if job.family == "wide" else 10**9
+    done = Done(job, 0.0, 0, 0, 0, 0)
+    for ins in members(job):
+        report = refute.lock_step(ins, limit)
+        done = done._replace(
+            cases=done.cases + 1, exhausted=done.exhausted + report.exhausted,
+            states=done.states + report.states, steps=done.steps + report.transitions,
+            met=done.met | {(ins.config.depth, situation) for situation in report.met},
+        )  # fmt: skip
+        if report.difference:
+            return done._replace(broken=f"{report.difference} | {ins}")
+    return done
+
+
+def explorer(job: Job) -> Done:
+    """The model alone, and the exact waits on its graph."""
+    done = Done(job, 0.0, 0, 0, 0, 0)
+    for ins in members(job):
+        found, cfg = exact.measure(ins), ins.config
+        waits = tuple((w, cfg.depth, cfg.prefill_steps, cfg.decode_steps) for w in found.waits)
+        done = done._replace(
+            cases=done.cases + 1, exhausted=done.exhausted + found.exhausted,
+            states=done.states + found.states, steps=done.steps + found.edges, waits=done.waits + waits,
+        )  # fmt: skip
+        if found.broken:
+            return done._replace(broken=f"{found.broken} | {ins}")
+    return done
+
+
+def refuted(job: Job) -> Done:
+    """Seeded faults: a survivor, or one refuted for another reason than its own, is what is wrong here."""
+    wrong = []
+    for fault in FAULTS[job.start : job.stop]:
+        said = refute.refute(fault).said
+        if not said or fault.shows not in said:
+            wrong.append(f"{fault.name}: {said or 'survives'}, expected {fault.shows!r} by {fault.layer}")
+        gc.collect()
+    count = job.stop - job.start
+    return Done(job, 0.0, count, count - len(wrong), 0, 0, broken="; ".join(wrong))
+
+
+def simulation(job: Job) -> Done:
+    """Random worlds; every share has seeds of its own."""
+    soaked = soak.soak(5_000, seed=1000 * job.start)
+    return Done(job, 0.0, soaked.worlds, 0, 0, soaked.steps, broken=soaked.failure)
+
+
+def all_packs(job: Job) -> Done:
+    """The validator beside its specification."""
+    count, difference = packs.first_difference()
+    return Done(job, 0.0, count, count, 0, count, broken=difference)
+
+
+def model(job: Job) -> Done:
+    """A real model at this depth: recorded, compared with isolated runs, and replayed through the model."""
+    from hocket_proofs import real_run  # torch
+
+    recorded = real_run.check(job.start)
+    return Done(job, 0.0, 1, 0, 0, recorded.dispatches, broken=recorded.failure)
+
+
+WORK: dict[str, Callable[[Job], Done]] = {
+    "lock-step": lock_step, "explorer": explorer, "refuted": refuted, "simulation": simulation,
+    "packs": all_packs, "model": model,
+}  # fmt: skip

@@ -1,0 +1,148 @@
+"""A recorded run of a small DeepSeek-V4 model short of memory, and what must hold of it. Needs torch."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from hocket.core.config import KVCacheConfig, SchedulerConfig
+from hocket.core.request import Request, SamplingParams
+from hocket.engine.build import LoadedModel, ModelOptions, build_engine, load_model
+from hocket.engine.engine import Engine, run_all
+from hocket.model.random_checkpoint import tiny_config, write_random_checkpoint
+from hocket.obs.trace import TraceWriter
+from hocket_proofs.replay import Conforms, Refusal, replay
+
+VOCAB = 12  # so that now and then a random draft layer guesses right
+BLOCK_SIZES = {
+    "swa": 8, "c4": 16, "c4_indexer": 16, "c128": 128, "c4_state": 4, "c4_indexer_state": 4, "c128_state": 16,
+    "mtp_swa": 8,
+}  # fmt: skip
+CONFIG = SchedulerConfig(
+    max_num_seqs=4,
+    max_num_batched_tokens=64,
+    prefill_chunk_size=16,
+    max_model_len=256,
+    decode_steps_per_turn=2,
+    reserve_full_prompt=False,
+)
+# Tight enough that seniors preempt: blocks of the group that every layer has.
+TIGHT = {"swa": 9, "c4": 7}
+
+
+class Recorded(NamedTuple):
+    """Size of a recorded run; `failure` is '' or what does not hold."""
+
+    dispatches: int
+    preemptions: int
+    stale_rows: int
+    failure: str
+
+
+@functools.cache
+def loaded() -> LoadedModel:
+    """Every kind of layer, one draft layer."""
+    config = tiny_config(
+        vocab_size=VOCAB, hidden_size=32, compress_ratios=(0, 4, 128), num_hash_layers=1, head_dim=16,
+        index_topk=4, sliding_window=16, n_routed_experts=4, num_nextn_predict_layers=1,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        write_random_checkpoint(Path(folder), config, seed=5)
+        options = ModelOptions(kv_cache_memory=1 << 24, block_sizes=BLOCK_SIZES)
+        return load_model(folder, options, mtp=True)
+
+
+SIZES = ((5, 24, 1), (40, 12, 1), (17, 16, 0), (70, 6, 0), (33, 9, 1))  # prompt, outputs, priority
+
+
+def requests() -> list[Request]:
+    """Prompts shorter and longer than a chunk, a window and a tile of the compressor."""
+    return [
+        Request(
+            f"r{i}",
+            tuple(2 + (k * k * 7 + k * (i + 3) + i) % (VOCAB - 2) for k in range(length)),
+            SamplingParams(max_tokens=most),
+            priority,
+            None,
+        )
+        for i, (length, most, priority) in enumerate(
+            ((5, 24, 1), (40, 12, 1), (17, 16, 0), (70, 6, 0), (33, 9, 1))
+        )
+    ]
+
+
+def engine(depth: int, drafts: int, trace: TraceWriter | None = None, tight: bool = True) -> Engine:
+    """An engine whose caches are full of NaN, so that a row which nobody wrote is seen."""
+    config = replace(CONFIG, async_depth=depth, num_speculative_tokens=drafts)
+    cache = loaded().kv_cache_config(config)
+    if tight:
+        cache = KVCacheConfig(
+            tuple(replace(g, num_blocks=TIGHT.get(g.name, g.num_blocks)) for g in cache.groups)
+        )
+    built = build_engine(loaded(), config, kv_cache_config=cache, trace=trace)
+    built.runner.cache.fill_(float("nan"))  # type: ignore[attr-defined]
+    return built
+
+
+@functools.cache
+def alone() -> dict[str, tuple[int, ...]]:
+    """What each request says by itself, synchronously and without drafts."""
+    said = {}
+    for request in requests():
+        with engine(1, 0, tight=False) as built:
+            result = run_all(built, [request])[request.request_id].result
+            assert result is not None
+            said[request.request_id] = tuple(result.token_ids)
+    return said
+
+
+def record(depth: int, path: Path, drafts: int = 1) -> dict[str, tuple[int, ...]]:
+    """Run all requests together, with a preemption and an abort from outside; what each has said."""
+    said: dict[str, tuple[int, ...]] = {}
+    with TraceWriter(path) as trace, engine(depth, drafts, trace) as built:
+        coming = requests()
+        steps = 0
+        while coming or built.has_unfinished_requests():
+            if coming and steps % 3 == 0:
+                built.add_request(coming.pop(0))
+            if steps == 9:
+                built.add_request(replace(requests()[0], request_id="leaves"))
+            state = built.scheduler.request_state("r1")
+            if steps == 11 and state is not None:
+                built.preempt_request("r1")
+            if steps == 13:
+                built.abort_request("leaves")
+            for update in built.step():
+                if update.result is not None:
+                    said[update.request_id] = tuple(update.result.token_ids)
+            steps += 1
+    return said
+
+
+def check(depth: int) -> Recorded:
+    """Record at this depth, compare with the isolated runs, replay through the model."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.ndjson"
+        said = record(depth, path)
+        wrong = differing(said)
+        try:
+            conforms: Conforms = replay(path)
+        except Refusal as refusal:
+            return Recorded(0, 0, 0, str(refusal))
+    missing = "" if conforms.preemptions else "nobody was preempted: the run shows little"
+    return Recorded(conforms.dispatches, conforms.preemptions, conforms.stale_rows, wrong or missing)
+
+
+def differing(said: dict[str, tuple[int, ...]], names: Sequence[str] = ()) -> str:
+    """The first request that does not say what it says alone."""
+    for name, tokens in alone().items():
+        if (not names or name in names) and said.get(name) != tokens:
+            return f"R1 schedule-invariance: {name} says {said.get(name)}, alone {tokens}"
+    return ""

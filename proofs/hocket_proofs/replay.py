@@ -1,0 +1,341 @@
+"""Trace replay: a recorded run is walked through the reference model, record by record.
+
+Every recorded dispatch is offered to the model as its witness, every result is processed by it, and what the
+trace says of the state after each action (progress, epochs, block tables, emitted tokens, notices) must be
+what the model says. The scheduler itself is not run again: what is judged is what happened.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from hocket.core.config import KVCacheConfig, SchedulerConfig
+from hocket.core.records import RequestOutput, SchedulerOutput
+from hocket.core.request import Request
+from hocket.obs.trace import (
+    AbortRecord,
+    AddRecord,
+    CompleteRecord,
+    PreemptRecord,
+    ScheduleRecord,
+    TraceHeader,
+    TraceRecord,
+    read_trace,
+)
+from hocket_proofs.refinement import wanted_drafts
+from hocket_spec import actions, properties, runner
+from hocket_spec import state as model
+from hocket_spec.blocks import held
+from hocket_spec.check.instances import Traffic
+from hocket_spec.check.pair import Owed
+from hocket_spec.rules import drained
+from hocket_spec.walk import attempt
+
+STEPS_SHOWN = 10
+
+# The property that a dispatch breaks when it breaks a rule of schedule().
+BROKEN = {
+    "pipeline": "S9 budgets", "phase": "L1 bounded-wait", "runnable": "S1 homogeneity",
+    "drained": "S3 drained-readmission", "seat": "S9 budgets", "queue": "L4 admission",
+    "budget": "S9 budgets", "alignment": "S9 budgets", "blocks": "S5 block-conservation",
+    "held": "L7 senior-progress", "length": "S9 budgets", "drafts": "S5 block-conservation",
+    "victims": "L6 minimal-preemption", "served": "L3 row-fairness", "admitted": "L4 admission",
+}  # fmt: skip
+
+
+class Refusal(Exception):
+    """A record that the model does not allow: its line, the property, why, and the actions before it."""
+
+    def __init__(self, line: int, why: str, before: tuple[str, ...]) -> None:
+        super().__init__(f"line {line}: {why}")
+        self.line = line
+        self.why = why
+        self.before = before
+
+
+class Conforms(NamedTuple):
+    """Size of a trace that the model allows throughout."""
+
+    records: int
+    dispatches: int
+    preemptions: int
+    stale_rows: int
+
+
+class Broken(Exception):
+    """What a record contradicts."""
+
+
+def model_config(config: SchedulerConfig, cache: KVCacheConfig) -> model.Config:
+    """The model's configuration that means the same as the product's."""
+    blocks = tuple(cache.pool_blocks.values())
+    groups = tuple(
+        model.Group(g.block_size, g.window or 0, pool)
+        for g, pool in zip(cache.groups, cache.pool_of_group, strict=True)
+    )
+    return model.Config(
+        groups, blocks, config.aligned_chunk_size, config.max_num_batched_tokens, config.max_num_seqs,
+        config.async_depth, config.num_speculative_tokens, config.prefill_steps_per_turn,
+        config.decode_steps_per_turn, config.chunk_alignment, config.reserve_full_prompt,
+        tuple(int(config.watermark * n) for n in blocks) if config.watermark else (),
+    )  # fmt: skip
+
+
+class Replay:
+    """The model beside a trace."""
+
+    def __init__(self, header: TraceHeader) -> None:
+        cache = header.kv_cache_config
+        self.cfg = model_config(header.scheduler_config, cache)
+        self.max_model_len = header.scheduler_config.max_model_len
+        self.state = model.initial()
+        self.view = runner.View(tuple(g.name for g in cache.groups), self.cfg.groups)
+        self.owed = Owed()
+        self.numbers: dict[str, int] = {}
+        self.requests: dict[int, Request] = {}
+        self.epochs: dict[int, int] = {}  # recorded -> the model's
+        self.flight: deque[SchedulerOutput] = deque()
+        self.dispatches = self.preemptions = self.stale_rows = 0
+
+    def apply(self, record: TraceRecord) -> str:
+        """Take one record; returns it in words. Raises `Broken` with what it contradicts."""
+        before = self.state
+        try:
+            told = self._applied(record)
+        except actions.Refused as refused:
+            empty = refused.rule == "phase" and str(refused).endswith(("due is prefill)", "due is decode)"))
+            idle = empty and isinstance(record, ScheduleRecord) and record.output.phase is None
+            raise Broken(
+                f"{'L2 work-conservation' if idle else BROKEN[refused.rule]}: {refused}"
+            ) from refused
+        except runner.Mismatch as mismatch:
+            raise Broken(str(mismatch)) from mismatch
+        if self.state is not before and (why := properties.violated(self.cfg, active(self.state))):
+            raise Broken(why)
+        return told
+
+    def _applied(self, record: TraceRecord) -> str:
+        match record:
+            case AddRecord(_, request):
+                return self._add(request)
+            case ScheduleRecord(_, output):
+                return self._schedule(output)
+            case CompleteRecord(_, step_id, sampled, outputs):
+                return self._complete(step_id, sampled, outputs)
+            case PreemptRecord(_, request_id):
+                name = self._known(request_id)
+                self._move(actions.preempt(self.cfg, self.state, name))
+                return f"preempt {request_id}"
+            case AbortRecord(_, request_id, reason, output):
+                return self._abort(request_id, reason, output)
+
+    def _known(self, request_id: str) -> int:
+        name = self.numbers.get(request_id, -1)
+        if model.find(self.state, name) is None:
+            raise Broken(f"S10 one-terminal-event: {request_id!r} is not there, or has ended")
+        return name
+
+    def _move(self, after: model.State) -> None:
+        """The state after an action other than schedule(), and the notices that it leaves due."""
+        self.owed = self.owed.after(self.state, after)
+        self.state = after
+
+    def _add(self, request: Request) -> str:
+        name = self.numbers.setdefault(request.request_id, len(self.numbers))
+        params, prompt = request.sampling_params, len(request.prompt_token_ids)
+        limit = min(params.max_tokens, self.max_model_len - prompt)
+        traffic = Traffic(prompt, limit, request.priority, wanted_drafts(params))
+        try:
+            self._move(actions.add(self.cfg, self.state, name, *traffic))
+        except ValueError as error:
+            raise Broken(f"S9 budgets: {error}") from error
+        self.requests[name] = request
+        return f"add {request.request_id} ({traffic.prompt}+{traffic.limit})"
+
+    def _abort(self, request_id: str, reason: str, output: RequestOutput | None) -> str:
+        name = self.numbers.get(request_id, -1)
+        if output is not None or model.find(self.state, name) is not None:
+            name = self._known(request_id)
+            if output != RequestOutput(request_id, (), True, reason):  # type: ignore[arg-type]
+                raise Broken(f"S10 one-terminal-event: abort of {request_id!r} told {output}")
+            self._move(actions.abort(self.cfg, self.state, name))
+        return f"abort {request_id}"
+
+    def _schedule(self, output: SchedulerOutput) -> str:
+        phase = int(output.phase or 0)
+        plan = attempt(self.cfg, self.state, phase) if phase else None
+        granted = {x.name: x for x in plan.rows} if plan else {}
+        rows = []
+        for i, request_id in enumerate(output.request_ids):
+            name = self.numbers.get(request_id, -1)
+            epoch = self._epoch(output.epochs[i], granted.get(name), request_id)
+            length, samples = output.num_scheduled_tokens[i], output.samples[i]
+            at, start = model.find(self.state, name), output.num_computed_tokens[i]
+            if at is not None and at.status != model.RUNNING and not drained(self.state, at):
+                raise Broken(f"S3 drained-readmission: {request_id!r} has a row, its old ones are in flight")
+            if at is not None and name in granted and start != at.computed:
+                raise Broken(
+                    f"S4 metadata-well-formed: {request_id!r} starts at {start}, computed {at.computed}"
+                )
+            reserved = length if phase == model.DECODE else int(samples)
+            rows.append(model.Row(name, epoch, start, length, reserved, samples))
+        named = Owed(*(
+            frozenset(self.numbers.get(r, -1) for r in ids)
+            for ids in (output.preempted_request_ids, output.finished_request_ids)
+        ))  # fmt: skip
+        witness = actions.Witness(phase, tuple(rows), named.preempted - self.owed.preempted)
+        after = actions.schedule(self.cfg, self.state, witness)
+        due = self.owed.after(self.state, after)
+        if named != due:
+            raise Broken(f"S10 one-terminal-event: notices {self._ids(named)}, due are {self._ids(due)}")
+        self.state, self.owed = after, Owed()
+        self.view = runner.receive(self.view, output)
+        self.preemptions += len(witness.victims)
+        if phase:
+            self.dispatches += 1
+            self.flight.append(output)
+            self._same_tables(output)
+        return described(output)
+
+    def _epoch(self, recorded: int, granted: model.Row | None, request_id: str) -> int:
+        """The model's epoch for a recorded one: the numbering may differ, the identity may not."""
+        if recorded not in self.epochs and granted is not None:
+            if granted.epoch in self.epochs.values():
+                raise Broken(f"S2 no-stale-mutation: {request_id!r} goes on in epoch {recorded}, not its own")
+            self.epochs[recorded] = granted.epoch
+        epoch = self.epochs.get(recorded, -1)
+        if granted is not None and epoch != granted.epoch:
+            raise Broken(
+                f"S2 no-stale-mutation: {request_id!r} has a row of epoch {recorded}, which is not its own"
+            )
+        return epoch
+
+    def _same_tables(self, output: SchedulerOutput) -> None:
+        """Progress and tables that the trace adds up to are the model's."""
+        for request_id in output.request_ids:
+            r, slot = model.find(self.state, self.numbers[request_id]), self.view.slots[request_id]
+            assert r is not None
+            columns = tuple(hi for _, hi in r.columns)
+            if slot.computed != r.computed or tuple(map(len, slot.tables)) != columns:
+                raise Broken(
+                    f"S5 block-conservation: {request_id!r} has computed {slot.computed} in tables of "
+                    f"{tuple(map(len, slot.tables))}, expected {r.computed} in {columns}"
+                )
+            owned = [0] * len(self.cfg.pools)
+            for group, table in zip(self.cfg.groups, slot.tables, strict=True):
+                owned[group.pool] += sum(block != 0 for block in table)
+                if table and max(table) > self.cfg.pools[group.pool]:
+                    raise Broken(
+                        f"S5 block-conservation: {request_id!r} has block {max(table)}, which is not there"
+                    )
+            if tuple(owned) != held(self.cfg, r):
+                raise Broken(f"S7 window-history: {request_id!r} holds {owned}, expected {held(self.cfg, r)}")
+
+    def _complete(
+        self, step_id: int, sampled: tuple[tuple[int, ...], ...], outputs: tuple[RequestOutput, ...]
+    ) -> str:
+        if not self.flight or self.flight[0].step_id != step_id:
+            oldest = self.flight[0].step_id if self.flight else None
+            raise Broken(f"S2 no-stale-mutation: result of step {step_id}, the oldest in flight is {oldest}")
+        output, dispatch = self.flight.popleft(), self.state.flight[0]
+        if len(sampled) != len(dispatch.rows):
+            raise Broken(
+                f"S8 token-accounting: {len(sampled)} rows of results, {len(dispatch.rows)} were dispatched"
+            )
+        results = tuple(self._result(x, tokens) for x, tokens in zip(dispatch.rows, sampled, strict=True))
+        before = self.state
+        after, told = actions.complete(self.cfg, before, results)
+        expected = []
+        for news in told:
+            row = next(i for i, x in enumerate(dispatch.rows) if x.name == news.name)
+            tokens = sampled[row][: news.tokens]
+            expected.append((output.request_ids[row], tokens, news.finished, news.reason or None))
+        given = [(o.request_id, o.new_token_ids, o.finished, o.finish_reason) for o in outputs]
+        if given != expected:
+            tokens_only = [g[:2] for g in given] != [e[:2] for e in expected]
+            name = "S8 token-accounting" if tokens_only else "S10 one-terminal-event"
+            raise Broken(f"{name}: told {given}, expected {expected}")
+        self._move(after)
+        self.view = runner.settle(self.view, [r.tokens for r in results])
+        return f"complete {step_id}: " + " ".join(f"{name}+{len(tokens)}" for name, tokens, *_ in given)
+
+    def _result(self, x: model.Row, tokens: tuple[int, ...]) -> actions.Result:
+        """The row's result, ended where the request's own stop tokens and limit end it."""
+        r = model.find(self.state, x.name)
+        if r is None or r.status != model.RUNNING or r.epoch != x.epoch:
+            self.stale_rows += 1
+            return actions.Result(len(tokens))
+        if not min(1, x.reserved) <= len(tokens) <= x.reserved:
+            raise Broken(f"S8 token-accounting: {len(tokens)} tokens for a row that reserves {x.reserved}")
+        request = self.requests[x.name]
+        params = request.sampling_params
+        stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {request.eos_token_id})
+        for count, token in enumerate(tokens, start=1):
+            if token in stops and r.outputs + count >= params.min_tokens:
+                return actions.Result(count, True)
+            if r.outputs + count >= r.limit:
+                return actions.Result(count)
+        return actions.Result(len(tokens))
+
+    def _ids(self, owed: Owed) -> tuple[list[str], list[str]]:
+        names = {number: request_id for request_id, number in self.numbers.items()}
+        preempted, finished = (sorted(names.get(n, "?") for n in part) for part in owed)
+        return preempted, finished
+
+
+def active(s: model.State) -> model.State:
+    """Without those that have never run: they hold nothing, and there may be thousands."""
+    return s._replace(requests=tuple([r for r in s.requests if r.status != model.WAITING]))
+
+
+def described(output: SchedulerOutput) -> str:
+    """A dispatch in one line."""
+    if output.phase is None:
+        return "schedule: empty"
+    rows = " ".join(
+        f"{name}[{start}+{length}]"
+        for name, start, length in zip(
+            output.request_ids, output.num_computed_tokens, output.num_scheduled_tokens, strict=True
+        )
+    )
+    taken = " ".join(("", "preempts", *output.preempted_request_ids)) if output.preempted_request_ids else ""
+    return f"schedule: {output.phase.name.lower()} {rows}{taken}"
+
+
+def replay(path: str | Path, report: Callable[[int], None] | None = None) -> Conforms:
+    """Walk a trace file through the model. Raises `Refusal`, or `ValueError` for a file that is no trace."""
+    trace = read_trace(path)
+    at = Replay(trace.header)
+    shown: deque[str] = deque(maxlen=STEPS_SHOWN)
+    for line, record in _numbered(trace.records):
+        try:
+            shown.append(at.apply(record))
+        except Broken as broken:
+            raise Refusal(line, str(broken), tuple(shown)) from broken
+        if report is not None and not line % 1000:
+            report(line)
+    return Conforms(len(trace.records), at.dispatches, at.preemptions, at.stale_rows)
+
+
+def _numbered(records: tuple[TraceRecord, ...]) -> Iterator[tuple[int, TraceRecord]]:
+    """Records with their line in the file; the header is line 1."""
+    return enumerate(records, start=2)
+
+
+def main(path: str) -> int:
+    """Say whether the trace conforms; 1 and the actions before it if not."""
+    try:
+        found = replay(path, lambda line: print(f"line {line:,}", file=sys.stderr, flush=True))
+    except Refusal as refusal:
+        shown = "\n".join(f"    {action}" for action in refusal.before)
+        print(f"{path}:{refusal.line}: {refusal.why}\nthe {len(refusal.before)} actions before it:\n{shown}")
+        return 1
+    print(
+        f"{path}: conforms: {found.records:,} records, {found.dispatches:,} dispatches, {found.preemptions} "
+        f"preemptions, {found.stale_rows} stale rows"
+    )
+    return 0
