@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from hocket.core.config import KVCacheConfig, SchedulerConfig
+from hocket.core.records import SchedulerOutput
 from hocket.core.request import Request, SamplingParams
 from hocket.engine.build import LoadedModel, ModelOptions, build_engine, load_model
 from hocket.engine.engine import Engine, run_all
+from hocket.engine.results import RequestUpdate
 from hocket.model.random_checkpoint import tiny_config, write_random_checkpoint
 from hocket.obs.trace import TraceWriter
 from hocket_proofs.replay import Conforms, Refusal, replay
@@ -58,6 +59,8 @@ def loaded() -> LoadedModel:
         return load_model(folder, options, mtp=True)
 
 
+TOLERANCE = 2e-4  # of R1, for fp32
+PLACES = 20  # at which drafts are compared at least
 SIZES = ((5, 24, 1), (40, 12, 1), (17, 16, 0), (70, 6, 0), (33, 9, 1))  # prompt, outputs, priority
 
 
@@ -67,13 +70,11 @@ def requests() -> list[Request]:
         Request(
             f"r{i}",
             tuple(2 + (k * k * 7 + k * (i + 3) + i) % (VOCAB - 2) for k in range(length)),
-            SamplingParams(max_tokens=most),
+            SamplingParams(max_tokens=most, logprobs=VOCAB),
             priority,
             None,
         )
-        for i, (length, most, priority) in enumerate(
-            ((5, 24, 1), (40, 12, 1), (17, 16, 0), (70, 6, 0), (33, 9, 1))
-        )
+        for i, (length, most, priority) in enumerate(SIZES)
     ]
 
 
@@ -90,22 +91,62 @@ def engine(depth: int, drafts: int, trace: TraceWriter | None = None, tight: boo
     return built
 
 
+class Heard(NamedTuple):
+    """What runs have shown. said: the tokens of each request. logprobs: of each token, over the vocabulary.
+    drafts: the first draft of a request's row, by the position at which the row starts.
+    """
+
+    said: dict[str, tuple[int, ...]]
+    logprobs: dict[str, list[dict[int, float]]]
+    drafts: dict[tuple[str, int], int]
+
+
+def note(heard: Heard, update: RequestUpdate) -> None:
+    """Keep what a request that has ended has said."""
+    if update.result is not None:
+        heard.said[update.request_id] = tuple(update.result.token_ids)
+        heard.logprobs[update.request_id] = [dict(entry.top) for entry in update.result.logprobs or ()]
+
+
+def listen(built: Engine, drafts: dict[tuple[str, int], int]) -> None:
+    """Note what every decode row with drafts is offered."""
+    runner: Any = built.runner
+    execute, propose = runner.execute, runner.drafter.propose
+    names: list[tuple[str, ...]] = [()]
+
+    def executed(output: SchedulerOutput, *given: Any) -> Any:
+        names[0] = output.request_ids
+        return execute(output, *given)
+
+    def proposed(slots: Any, epochs: Any, rows: Any) -> Any:
+        made = propose(slots, epochs, rows)
+        for name, start, length, own in zip(names[0], rows.starts, rows.num_tokens, made, strict=True):
+            if length > 1:
+                drafts[name, int(start)] = int(own[0])
+        return made
+
+    runner.execute, runner.drafter.propose = executed, proposed
+
+
 @functools.cache
-def alone() -> dict[str, tuple[int, ...]]:
-    """What each request says by itself, synchronously and without drafts."""
-    said = {}
+def alone() -> Heard:
+    """What each request says by itself, synchronously and without drafts; and what it is offered with one."""
+    heard = Heard({}, {}, {})
     for request in requests():
         with engine(1, 0, tight=False) as built:
-            result = run_all(built, [request])[request.request_id].result
-            assert result is not None
-            said[request.request_id] = tuple(result.token_ids)
-    return said
+            note(heard, run_all(built, [request])[request.request_id])
+        with engine(1, 1, tight=False) as built:
+            listen(built, heard.drafts)
+            run_all(built, [request])
+    return heard
 
 
-def record(depth: int, path: Path, drafts: int = 1) -> dict[str, tuple[int, ...]]:
-    """Run all requests together, with a preemption and an abort from outside; what each has said."""
-    said: dict[str, tuple[int, ...]] = {}
+def record(depth: int, path: Path, drafts: int = 1) -> Heard:
+    """Run all requests together, with a preemption and an abort from outside."""
+    heard = Heard({}, {}, {})
     with TraceWriter(path) as trace, engine(depth, drafts, trace) as built:
+        if drafts:
+            listen(built, heard.drafts)
         coming = requests()
         steps = 0
         while coming or built.has_unfinished_requests():
@@ -119,10 +160,9 @@ def record(depth: int, path: Path, drafts: int = 1) -> dict[str, tuple[int, ...]
             if steps == 13:
                 built.abort_request("leaves")
             for update in built.step():
-                if update.result is not None:
-                    said[update.request_id] = tuple(update.result.token_ids)
+                note(heard, update)
             steps += 1
-    return said
+    return heard
 
 
 def check(depth: int) -> Recorded:
@@ -130,8 +170,7 @@ def check(depth: int) -> Recorded:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.ndjson"
-        said = record(depth, path)
-        wrong = differing(said)
+        wrong = differing(record(depth, path))
         try:
             conforms: Conforms = replay(path)
         except Refusal as refusal:
@@ -140,9 +179,19 @@ def check(depth: int) -> Recorded:
     return Recorded(conforms.dispatches, conforms.preemptions, conforms.stale_rows, wrong or missing)
 
 
-def differing(said: dict[str, tuple[int, ...]], names: Sequence[str] = ()) -> str:
-    """The first request that does not say what it says alone."""
-    for name, tokens in alone().items():
-        if (not names or name in names) and said.get(name) != tokens:
-            return f"R1 schedule-invariance: {name} says {said.get(name)}, alone {tokens}"
-    return ""
+def differing(heard: Heard) -> str:
+    """The first request that does not say what it says alone, or is offered another draft at some place."""
+    apart = alone()
+    for name, tokens in apart.said.items():
+        if heard.said.get(name) != tokens:
+            return f"R1 schedule-invariance: {name} says {heard.said.get(name)}, alone {tokens}"
+        pairs = zip(heard.logprobs[name], apart.logprobs[name], strict=True)
+        apart_by = max(abs(one[token] - own[token]) for one, own in pairs for token in own)
+        if not apart_by <= TOLERANCE:
+            return f"R1 schedule-invariance: logits of {name} differ by {apart_by:.2g}, at most {TOLERANCE}"
+    places = heard.drafts.keys() & apart.drafts.keys()
+    for name, start in sorted(places):
+        mine, own = heard.drafts[name, start], apart.drafts[name, start]
+        if mine != own:
+            return f"R1 schedule-invariance: drafts of {name} at {start} begin with {mine}, alone {own}"
+    return "" if len(places) > PLACES else f"{len(places)} drafts were compared: the run shows little"

@@ -8,9 +8,9 @@ import pytest
 from hocket.cli.main import main
 from hocket_proofs import refute
 from hocket_proofs.refuted import FAULTS
-from hocket_proofs.refuted.fault import EXPLORER, LOCK_STEP, PACKS, SIMULATION, Fault, Patch, seeded
+from hocket_proofs.refuted.fault import EXPLORER, LOCK_STEP, MODEL, PACKS, SIMULATION, Fault, Patch, seeded
 
-LAYERS = (LOCK_STEP, EXPLORER, PACKS, SIMULATION)
+LAYERS = (LOCK_STEP, EXPLORER, PACKS, SIMULATION, MODEL)
 BY_NAME = {fault.name: fault for fault in FAULTS}
 
 

@@ -52,7 +52,7 @@ def whole(*changed: Done) -> list[Done]:
             done("lock-step", "memory"), done("lock-step", "wide"),
             done("explorer", "narrow", waits=reached()),
             done("packs", "packs"), done("simulation", "worlds"), done("model", "traces"),
-            done("refuted", "faults"),
+            done("model", "faults"), done("refuted", "faults"),
         )
     }  # fmt: skip
     return list((pieces | {(d.job.kind, d.job.family): d for d in changed}).values())
@@ -111,7 +111,9 @@ def test_a_bound_that_is_not_reached_falls_short() -> None:
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "find_spec", lambda name: None)
     assert verify.missing() == {"model": "model"}
-    assert short(whole(), verify.missing()) == {"trace replay: not run: pip install 'hocket[model]'"}
+    assert short(whole(), verify.missing()) == {
+        f"{tool}: not run: pip install 'hocket[model]'" for tool in ("trace replay", "refuted")
+    }
 
 
 def test_plans_are_the_same_every_time_and_grow() -> None:

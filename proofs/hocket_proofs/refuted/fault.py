@@ -10,7 +10,7 @@ from hocket_spec import rules, walk
 from hocket_spec.check.instances import Instance, Traffic
 from hocket_spec.state import Config, Group
 
-LOCK_STEP, EXPLORER, PACKS, SIMULATION = "lock-step", "explorer", "packs", "simulation"
+LOCK_STEP, EXPLORER, PACKS, SIMULATION, MODEL = "lock-step", "explorer", "packs", "simulation", "model"
 
 
 class Patch:
