@@ -103,13 +103,27 @@ def narrow() -> Iterator[Instance]:
     yield fitted(PLAIN, long_talk, 9, chunk=2, budget=2, depth=1, decode_steps=3)
 
 
-SMALL = (memory, turns, drafts, ends, limits, narrow)
+def seniors() -> Iterator[Instance]:
+    """A senior that waits for the results of its victims, then for the other phase, against every cadence."""
+    for turn, depth in product(TURNS, DEPTHS):
+        others = requests((2, 4))
+        if turn == (1, 3):  # somebody must talk all the while
+            others = requests((1, 5)) if depth == 1 else requests((1, 4), (1, 4))
+        p, d = turn
+        yield fitted(
+            PLAIN, requests((4, 2)) + others, 1, chunk=2, reserve=False, depth=depth, prefill_steps=p,
+            decode_steps=d,
+        )  # fmt: skip
+
+
+SMALL = (memory, turns, drafts, ends, limits, narrow, seniors)
+WHOLE = (narrow, seniors)  # those that show that bounds are reached: run whole at every profile
 
 
 def small(every: int = 1) -> tuple[Family, ...]:
     """The families that are exhausted; with `every` > 1 a regular part of each, first member included."""
     return tuple(
-        Family(f.__name__, (f.__doc__ or "").rstrip("."), tuple(f())[:: 1 if f is narrow else every])
+        Family(f.__name__, (f.__doc__ or "").rstrip("."), tuple(f())[:: 1 if f in WHOLE else every])
         for f in SMALL
     )
 

@@ -204,5 +204,5 @@ class SchedulerConfig:
             prefill=d,
             decode=p,
             admission=2 * d + 1 if p == 1 else d + 1,
-            senior_progress=self.async_depth + max(p, d),
+            senior_progress=self.async_depth - 1 + max(p, d),
         )
