@@ -1,28 +1,40 @@
 """Simulation: scheduler and simulated runner far beyond the explored sizes, random, replayable from a seed.
 
 The simulated runner's cache checks itself row by row, every text must be what the request says when it is
-alone, and at the end of a world no block is missing. Results are late, arrivals bunch, requests are aborted
-and preempted from outside.
+alone, and at the end of a world no block is missing. Arrivals bunch, requests are aborted and preempted from
+outside. Results are slow, rows fail, and results are submitted wrongly: before their turn, twice, or torn;
+such a submission must be refused, and nothing may have changed.
 """
 
 from __future__ import annotations
 
 import random
 import sys
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from hocket.core.config import KVCacheConfig, KVGroupSpec, SchedulerConfig
+from hocket.core.errors import SchedulerError
 from hocket.core.records import SchedulerOutput
 from hocket.core.request import Request, SamplingParams
 from hocket.runner.api import NewRequest, RunnerOutput
 from hocket.runner.simulated import SimulatedRunner, simulated_tokens
 from hocket.sched.scheduler import Scheduler
+from hocket_proofs.refinement import abstract
 
 VOCAB = 31
 MODEL_LEN = 128
 IDLE_CALLS = 200  # without any progress: far beyond every bound
+
+# Probabilities of what goes wrong with a result that is due.
+FAILS, MISPLACED = 0.01, 0.05
+SPEEDS = (0.05, 0.5, 0.95)  # how likely it is that the next result is there already
+PREEMPTED, ABORTED, FAILED = "preempted", "aborted", "failed rows"
+SLOWED, REORDERED, TWICE, TORN = "slow results", "reordered", "submitted twice", "torn"
+FAULTS = (PREEMPTED, ABORTED, FAILED, SLOWED, REORDERED, TWICE, TORN)
 
 
 class Soaked(NamedTuple):
@@ -31,7 +43,7 @@ class Soaked(NamedTuple):
     steps: int
     worlds: int
     requests: int
-    preemptions: int
+    met: Counter[str]
     failure: str
 
 
@@ -72,7 +84,10 @@ class World:
         self.live: dict[str, Request] = {}
         self.said: dict[str, tuple[int, ...]] = {}
         self.flying: deque[tuple[SchedulerOutput, RunnerOutput]] = deque()
-        self.accepted = self.preemptions = self.steps = 0
+        self.processed: tuple[SchedulerOutput, RunnerOutput] | None = None
+        self.speed = draw.choice(SPEEDS)
+        self.accepted = self.steps = 0
+        self.met: Counter[str] = Counter()
 
     def act(self) -> None:
         """One thing that happens from outside."""
@@ -91,29 +106,33 @@ class World:
         elif what < 0.28 and self.live:
             self.scheduler.preempt_request(draw.choice(sorted(self.live)))
         elif what < 0.30 and self.live:
-            name = draw.choice(sorted(self.live))
-            self.scheduler.abort_request(name)
-            self.unsent.pop(name, None)
-            del self.live[name]
+            self._end(draw.choice(sorted(self.live)))
+            self.met[ABORTED] += 1
 
     def step(self) -> bool:
         """One call, and results when they are due; whether anything moved."""
         output = self.scheduler.schedule()
         self.steps += 1
-        self.preemptions += len(output.preempted_request_ids)
+        self.met[PREEMPTED] += len(output.preempted_request_ids)
         if output.phase is not None or output.has_notices:
             arrivals = [self.unsent.pop(r) for r in output.request_ids if r in self.unsent]
             result = self.runner.execute(output, arrivals)
             if result is not None:
                 self.flying.append((output, result))
-        full = len(self.flying) == self.config.async_depth
-        if self.flying and (output.phase is None or full or self.random.random() < 0.3):
+        if self.random.random() < 0.1:
+            self.speed = self.random.choice(SPEEDS)
+        moved = output.phase is not None
+        while self.flying and (not moved or self.random.random() < self.speed):
             self._process()
-            return True
-        return output.phase is not None
+            moved = True
+        self.met[SLOWED] += bool(self.flying)
+        return moved
 
     def _process(self) -> None:
-        output, result = self.flying.popleft()
+        if self.random.random() < MISPLACED:
+            self._misplace()
+        self._fail()
+        output, result = self.processed = self.flying.popleft()
         for news in self.scheduler.update_from_output(output, result):
             name = news.request_id
             request = self.live[name]
@@ -123,6 +142,54 @@ class World:
                 raise Failed(f"R1 schedule-invariance: {name} says {self.said[name]}, alone {expected}")
             if news.finished:
                 del self.live[name]
+
+    def _end(self, name: str) -> None:
+        """A request ends from outside, once."""
+        if self.scheduler.abort_request(name) is None or self.scheduler.abort_request(name) is not None:
+            raise Failed(f"S10 one-terminal-event: {name} has not ended exactly once")
+        self.unsent.pop(name, None)
+        del self.live[name]
+
+    def _fail(self) -> None:
+        """Rows of the oldest dispatch fail: as the engine does, end their requests, then take the rest."""
+        output, result = self.flying[0]
+        for row, name in enumerate(output.request_ids):
+            state = self.scheduler.request_state(name)
+            current = state is not None and state.status == "running" and state.epoch == output.epochs[row]
+            if current and self.random.random() < FAILS:
+                self._end(name)
+                sampled = [*result.sampled_token_ids]
+                sampled[row] = ()
+                result = replace(result, sampled_token_ids=tuple(sampled))
+                self.met[FAILED] += 1
+        self.flying[0] = output, result
+
+    def _misplace(self) -> None:
+        """Submit what must be refused: a result before its turn, one that was processed, a torn one."""
+        output, result = self.flying[0]
+        torn = replace(result, sampled_token_ids=result.sampled_token_ids[1:])
+        wrong = [(TORN, output, torn)]
+        if len(self.flying) > 1:
+            wrong.append((REORDERED, *self.flying[-1]))
+        if self.processed is not None:
+            wrong.append((TWICE, *self.processed))
+        kind, output, result = self.random.choice(wrong)
+        before = self._stands_for()
+        try:
+            news = self.scheduler.update_from_output(output, result)
+        except (SchedulerError, ValueError):
+            if self._stands_for() != before:
+                raise Failed(f"S2 no-stale-mutation: a refused result ({kind}) changed the state") from None
+            self.met[kind] += 1
+            return
+        raise Failed(f"S2 no-stale-mutation: a result was accepted that is {kind}: {news}")
+
+    def _stands_for(self) -> object:
+        """The scheduler's state, block by block."""
+        s = self.scheduler
+        tables = [(name, r.output_token_ids[:], [t.whole() for t in r.tables]) for name, r in s._live.items()]
+        pools = [(tuple(p._free), {k: tuple(v) for k, v in p._fenced.items()}) for p in s._cache._pools]
+        return abstract(s, len(pools)), tables, pools
 
     def drain(self) -> None:
         """No more arrivals: everybody finishes, and every block comes back."""
@@ -152,28 +219,44 @@ def world(seed: int, calls: int = 400) -> World:
     return w
 
 
-def soak(steps: int, seed: int, report: Callable[[int], None] | None = None) -> Soaked:
+def soak(steps: int, seed: int, report: Callable[[int, int], None] | None = None) -> Soaked:
     """Worlds of the seeds `seed`, `seed` + 1, ... until so many steps are done or one fails."""
-    done = worlds = requests = preemptions = 0
+    done = worlds = requests = 0
+    met: Counter[str] = Counter()
     while done < steps:
         try:
             w = world(seed + worlds)
         except Failed as failed:
-            return Soaked(done, worlds + 1, requests, preemptions, str(failed))
-        done, worlds = done + w.steps, worlds + 1
-        requests, preemptions = requests + w.accepted, preemptions + w.preemptions
+            return Soaked(done, worlds + 1, requests, met, str(failed))
+        done, worlds, requests = done + w.steps, worlds + 1, requests + w.accepted
+        met += w.met
         if report is not None:
-            report(done)
-    return Soaked(done, worlds, requests, preemptions, "")
+            report(done, worlds)
+    return Soaked(done, worlds, requests, met, "")
 
 
 def main(steps: int, seed: int) -> int:
     """Soak with progress on stderr; 1 and the world's seed if one fails."""
     if steps < 1:
         raise ValueError(f"--soak must be at least 1 step, got {steps}")
-    found = soak(steps, seed, lambda done: print(f"{done:,} of {steps:,} steps", file=sys.stderr, flush=True))
+    told = 0
+
+    def report(done: int, worlds: int) -> None:
+        nonlocal told
+        if done - told >= max(1, steps // 100):
+            told = done
+            print(f"{done:,} of {steps:,} steps, {worlds:,} worlds", file=sys.stderr, flush=True)
+
+    begin = time.process_time()
+    found = soak(steps, seed, report)
     print(
-        f"{found.steps:,} steps in {found.worlds} worlds from seed {seed}: {found.requests:,} requests, "
-        f"{found.preemptions:,} preemptions, {found.failure or 'no block lost, every text as in isolation'}"
+        f"{found.steps:,} steps in {found.worlds:,} worlds from seed {seed}: {found.requests:,} requests; "
+        f"{', '.join(f'{found.met[kind]:,} {kind}' for kind in FAULTS)}"
     )
-    return 1 if found.failure else 0
+    print(f"{time.process_time() - begin:.1f} s of CPU time", file=sys.stderr)
+    if found.failure:
+        again = seed + found.worlds - 1
+        print(f"FAILED: {found.failure}\nagain: hocket verify --soak 1 --seed {again}")
+        return 1
+    print("no block lost, every text as in isolation")
+    return 0
