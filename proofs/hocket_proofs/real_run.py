@@ -18,7 +18,8 @@ from hocket.engine.engine import Engine, run_all
 from hocket.engine.results import RequestUpdate
 from hocket.model.random_checkpoint import tiny_config, write_random_checkpoint
 from hocket.obs.trace import TraceWriter
-from hocket_proofs.replay import Conforms, Refusal, replay
+from hocket_proofs.trace_check import Conforms, Refusal
+from hocket_proofs.trace_check import check as check_trace
 
 VOCAB = 12  # so that now and then a random draft layer guesses right
 BLOCK_SIZES = {
@@ -172,7 +173,7 @@ def check(depth: int) -> Recorded:
         path = Path(folder) / "trace.ndjson"
         wrong = differing(record(depth, path))
         try:
-            conforms: Conforms = replay(path)
+            conforms: Conforms = check_trace(path)
         except Refusal as refusal:
             return Recorded(0, 0, 0, str(refusal))
     missing = "" if conforms.preemptions else "nobody was preempted: the run shows little"

@@ -1,17 +1,13 @@
-"""Trace replay: a recorded run is walked through the reference model, record by record.
+"""The reference model beside a run: one walk, fed by a trace (trace_check.py) or by an engine (shadow.py).
 
-Every recorded dispatch is offered to the model as its witness, every result is processed by it, and what the
-trace says of the state after each action (progress, epochs, block tables, emitted tokens, notices) must be
-what the model says. The scheduler itself is not run again: what is judged is what happened.
+Every dispatch is offered to the model as its witness, every result is processed by it, and what the record
+says of the state after each action (progress, epochs, block tables, emitted tokens, notices) must be what the
+model says. The scheduler itself is not run again: what is judged is what happened.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import deque
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import NamedTuple
 
 from hocket.core.config import KVCacheConfig, SchedulerConfig
 from hocket.core.records import RequestOutput, SchedulerOutput
@@ -22,9 +18,7 @@ from hocket.obs.trace import (
     CompleteRecord,
     PreemptRecord,
     ScheduleRecord,
-    TraceHeader,
     TraceRecord,
-    read_trace,
 )
 from hocket_proofs.refinement import wanted_drafts
 from hocket_spec import actions, properties, runner
@@ -35,7 +29,8 @@ from hocket_spec.check.pair import Owed
 from hocket_spec.rules import drained
 from hocket_spec.walk import attempt
 
-STEPS_SHOWN = 10
+ACTIONS_SHOWN = 10
+KEPT = 256  # ids that have ended, before they are looked through
 
 # The property that a dispatch breaks when it breaks a rule of schedule().
 BROKEN = {
@@ -47,27 +42,8 @@ BROKEN = {
 }  # fmt: skip
 
 
-class Refusal(Exception):
-    """A record that the model does not allow: its line, the property, why, and the actions before it."""
-
-    def __init__(self, line: int, why: str, before: tuple[str, ...]) -> None:
-        super().__init__(f"line {line}: {why}")
-        self.line = line
-        self.why = why
-        self.before = before
-
-
-class Conforms(NamedTuple):
-    """Size of a trace that the model allows throughout."""
-
-    records: int
-    dispatches: int
-    preemptions: int
-    stale_rows: int
-
-
 class Broken(Exception):
-    """What a record contradicts."""
+    """The property that a record contradicts, and how."""
 
 
 def model_config(config: SchedulerConfig, cache: KVCacheConfig) -> model.Config:
@@ -86,23 +62,24 @@ def model_config(config: SchedulerConfig, cache: KVCacheConfig) -> model.Config:
 
 
 class Replay:
-    """The model beside a trace."""
+    """The model beside a run of a scheduler with this configuration. `shown`: the last actions, in words."""
 
-    def __init__(self, header: TraceHeader) -> None:
-        cache = header.kv_cache_config
-        self.cfg = model_config(header.scheduler_config, cache)
-        self.max_model_len = header.scheduler_config.max_model_len
+    def __init__(self, config: SchedulerConfig, cache: KVCacheConfig) -> None:
+        self.cfg = model_config(config, cache)
+        self.max_model_len = config.max_model_len
         self.state = model.initial()
         self.view = runner.View(tuple(g.name for g in cache.groups), self.cfg.groups)
         self.owed = Owed()
-        self.numbers: dict[str, int] = {}
+        self.numbers: dict[str, int] = {}  # names that the model gives to ids; a name may be used again
+        self.fresh = 0
         self.requests: dict[int, Request] = {}
         self.epochs: dict[int, int] = {}  # recorded -> the model's
         self.flight: deque[SchedulerOutput] = deque()
-        self.dispatches = self.preemptions = self.stale_rows = 0
+        self.shown: deque[str] = deque(maxlen=ACTIONS_SHOWN)
+        self.dispatches = self.rows = self.preemptions = self.stale_rows = 0
 
-    def apply(self, record: TraceRecord) -> str:
-        """Take one record; returns it in words. Raises `Broken` with what it contradicts."""
+    def apply(self, record: TraceRecord) -> None:
+        """Take one record. Raises `Broken` with what it contradicts; `shown` has the actions before it."""
         before = self.state
         try:
             told = self._applied(record)
@@ -116,7 +93,9 @@ class Replay:
             raise Broken(str(mismatch)) from mismatch
         if self.state is not before and (why := properties.violated(self.cfg, active(self.state))):
             raise Broken(why)
-        return told
+        self.shown.append(told)
+        if len(self.numbers) > KEPT + 2 * len(self.state.requests):
+            self._forget()
 
     def _applied(self, record: TraceRecord) -> str:
         match record:
@@ -133,6 +112,16 @@ class Replay:
             case AbortRecord(_, request_id, reason, output):
                 return self._abort(request_id, reason, output)
 
+    def _forget(self) -> None:
+        """Drop what was kept of requests that have ended and that nothing in flight or owed names."""
+        rows = [x for d in self.state.flight for x in d.rows]
+        names = {r.name for r in self.state.requests} | {x.name for x in rows}
+        names |= self.owed.preempted | self.owed.finished
+        epochs = {r.epoch for r in self.state.requests} | {x.epoch for x in rows}
+        self.numbers = {request_id: name for request_id, name in self.numbers.items() if name in names}
+        self.requests = {name: request for name, request in self.requests.items() if name in names}
+        self.epochs = {recorded: epoch for recorded, epoch in self.epochs.items() if epoch in epochs}
+
     def _known(self, request_id: str) -> int:
         name = self.numbers.get(request_id, -1)
         if model.find(self.state, name) is None:
@@ -145,7 +134,8 @@ class Replay:
         self.state = after
 
     def _add(self, request: Request) -> str:
-        name = self.numbers.setdefault(request.request_id, len(self.numbers))
+        name = self.numbers.setdefault(request.request_id, self.fresh)
+        self.fresh = max(self.fresh, name + 1)
         params, prompt = request.sampling_params, len(request.prompt_token_ids)
         limit = min(params.max_tokens, self.max_model_len - prompt)
         traffic = Traffic(prompt, limit, request.priority, wanted_drafts(params))
@@ -197,6 +187,7 @@ class Replay:
         self.preemptions += len(witness.victims)
         if phase:
             self.dispatches += 1
+            self.rows += len(rows)
             self.flight.append(output)
             self._same_tables(output)
         return described(output)
@@ -304,38 +295,3 @@ def described(output: SchedulerOutput) -> str:
     )
     taken = " ".join(("", "preempts", *output.preempted_request_ids)) if output.preempted_request_ids else ""
     return f"schedule: {output.phase.name.lower()} {rows}{taken}"
-
-
-def replay(path: str | Path, report: Callable[[int], None] | None = None) -> Conforms:
-    """Walk a trace file through the model. Raises `Refusal`, or `ValueError` for a file that is no trace."""
-    trace = read_trace(path)
-    at = Replay(trace.header)
-    shown: deque[str] = deque(maxlen=STEPS_SHOWN)
-    for line, record in _numbered(trace.records):
-        try:
-            shown.append(at.apply(record))
-        except Broken as broken:
-            raise Refusal(line, str(broken), tuple(shown)) from broken
-        if report is not None and not line % 1000:
-            report(line)
-    return Conforms(len(trace.records), at.dispatches, at.preemptions, at.stale_rows)
-
-
-def _numbered(records: tuple[TraceRecord, ...]) -> Iterator[tuple[int, TraceRecord]]:
-    """Records with their line in the file; the header is line 1."""
-    return enumerate(records, start=2)
-
-
-def main(path: str) -> int:
-    """Say whether the trace conforms; 1 and the actions before it if not."""
-    try:
-        found = replay(path, lambda line: print(f"line {line:,}", file=sys.stderr, flush=True))
-    except Refusal as refusal:
-        shown = "\n".join(f"    {action}" for action in refusal.before)
-        print(f"{path}:{refusal.line}: {refusal.why}\nthe {len(refusal.before)} actions before it:\n{shown}")
-        return 1
-    print(
-        f"{path}: conforms: {found.records:,} records, {found.dispatches:,} dispatches, {found.preemptions} "
-        f"preemptions, {found.stale_rows} stale rows"
-    )
-    return 0

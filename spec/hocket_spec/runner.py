@@ -36,10 +36,10 @@ def drop(v: View, out: Told) -> View:
     slots, preempted = dict(v.slots), set(v.preempted)
     named = [*out.preempted_request_ids, *out.finished_request_ids]
     if len(set(named)) != len(named):
-        raise Mismatch(f"a notice is delivered twice: {named}")
+        raise Mismatch(f"S10 one-terminal-event: a notice is delivered twice: {named}")
     for name in out.preempted_request_ids:
         if name not in slots:
-            raise Mismatch(f"preempted {name}, which has no slot")
+            raise Mismatch(f"S10 one-terminal-event: preempted {name}, which has no slot")
         del slots[name]
         preempted.add(name)
     for name in out.finished_request_ids:
@@ -54,15 +54,15 @@ def seat(v: View, out: Told, i: int) -> Slot:
     slot, resumed = v.slots.get(name), name in out.resumed_request_ids
     if slot is not None and not resumed:
         if slot.epoch != epoch:
-            raise Mismatch(f"{name} runs in epoch {slot.epoch}, row says {epoch}")
+            raise Mismatch(f"S2 no-stale-mutation: {name} runs in epoch {slot.epoch}, row says {epoch}")
         return slot
     if slot is not None or resumed != (name in v.preempted):
-        raise Mismatch(f"{name}: resumed {resumed}, preempted before {name in v.preempted}")
+        raise Mismatch(f"S3 drained-readmission: {name} resumed {resumed}, preempted {name in v.preempted}")
     if any(x.name == name and resumed for _, rows in v.flight for x in rows):
         raise Mismatch(f"S3 drained-readmission: {name} resumes with older rows in flight")
     taken = {s.epoch for s in v.slots.values()} | {x.epoch for _, rows in v.flight for x in rows}
     if epoch in taken or (resumed and epoch <= v.newest):
-        raise Mismatch(f"epoch {epoch} of {name} is not fresh, newest is {v.newest}")
+        raise Mismatch(f"S2 no-stale-mutation: epoch {epoch} of {name} is not fresh, newest {v.newest}")
     return Slot(epoch, 0, 0, 0, ((),) * len(v.groups), False)
 
 
@@ -79,14 +79,14 @@ def place(v: View, out: Told, i: int, slot: Slot) -> tuple[Slot, Flown]:
             f"S4 metadata-well-formed: {name} starts at {start} + {length}, computed {slot.computed}"
         )
     if phase == DECODE and not slot.last:
-        raise Mismatch(f"{name} decodes without a last token")
+        raise Mismatch(f"S8 token-accounting: {name} decodes without a last token")
     first, end = min(start, slot.certain), start + length
     writes: dict[Block, int] = {}
     tables = []
     for group, key, table in zip(v.groups, v.names, slot.tables, strict=True):
         new = tuple(out.new_block_ids[i].get(key, ()))
         if NULL in new:
-            raise Mismatch(f"{name}: the null block is handed out in {key}")
+            raise Mismatch(f"S5 block-conservation: the null block is handed out to {name} in {key}")
         table = table + new
         if len(table) != max(ceil_div(end, group.block), len(table) - len(new)):
             raise Mismatch(
@@ -128,12 +128,12 @@ def receive(v: View, out: Told) -> View:
     v = drop(v, out)
     if out.phase is None:
         if out.request_ids or out.resumed_request_ids:
-            raise Mismatch("an empty output has rows")
+            raise Mismatch("S1 homogeneity: an output without a phase has rows")
         return v
     slots, rows = dict(v.slots), []
     for i, name in enumerate(out.request_ids):
         if name in out.request_ids[:i]:
-            raise Mismatch(f"{name} has two rows in one dispatch")
+            raise Mismatch(f"S4 metadata-well-formed: {name} has two rows in one dispatch")
         slots[name], row = place(v, out, i, seat(v, out, i))
         rows.append(row)
     owner = owners(v, slots)

@@ -1,17 +1,21 @@
-"""Trace replay: recorded runs conform to the model; each kind of edit is refused, with line and property."""
+"""Trace check: recorded runs conform to the model; each kind of edit is refused, with line and property."""
 
 import io
 import json
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hocket.cli.main import main
-from hocket_proofs.replay import BROKEN, Refusal, replay
+from hocket.obs.trace import ScheduleRecord, iter_trace
+from hocket_proofs import trace_check
+from hocket_proofs.replay import BROKEN, Replay
+from hocket_proofs.trace_check import Refusal, check
 from hocket_spec.actions import RULES
+from hocket_spec.walk import attempt
 from tests.unit.engine.test_trace import traced
 
 Records = list[dict[str, Any]]
@@ -35,7 +39,7 @@ def written(path: Path, records: Records) -> Path:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_recorded_run_conforms(recorded: dict[int, Records], tmp_path: Path, depth: int) -> None:
-    found = replay(written(tmp_path / "trace.ndjson", recorded[depth]))
+    found = check(written(tmp_path / "trace.ndjson", recorded[depth]))
     assert found.records == len(recorded[depth]) - 1
     assert found.dispatches > 40
     assert found.preemptions > 0
@@ -219,6 +223,75 @@ def preempted_in_vain(records: Records) -> int:
     return i
 
 
+def preempted_for_nobody(records: Records) -> int:
+    """A prefill step names a victim that runs, and that nobody needs."""
+    i = nth(records, dispatched("decode"))
+    j = nth(records, lambda r: records.index(r) > i and dispatched("prefill")(r))
+    output = records[j]["output"]
+    victim = next(n for n in records[i]["output"]["request_ids"] if n not in output["request_ids"])
+    output["preempted_request_ids"].append(victim)
+    return j
+
+
+def moments(records: Records, path: Path) -> Iterator[tuple[int, Replay]]:
+    """Each dispatch, with the model as it is before it."""
+    header, lines = iter_trace(written(path, records))
+    at = Replay(header.scheduler_config, header.kv_cache_config)
+    for line, record in lines:
+        if isinstance(record, ScheduleRecord) and record.output.phase is not None:
+            yield line - 1, at
+        at.apply(record)
+
+
+def row_of_a_held_victim(records: Records, path: Path) -> int:
+    """A victim that is to drain gets another row."""
+    for i, at in moments(records, path):
+        output = records[i]["output"]
+        refused = attempt(at.cfg, at.state, {"prefill": 1, "decode": 2}[output["phase"]]).refused
+        held = [name for name, n in at.numbers.items() if refused.get(n) == "held"]
+        if held:
+            for field in ROW_FIELDS:
+                output[field].append(output[field][0])
+            output["request_ids"][-1] = held[0]
+            return i
+    raise AssertionError("nobody was held")
+
+
+def block_in_flight(records: Records, path: Path) -> int:
+    """A row is given a block that a dispatch in flight may still write for a request that has ended."""
+    for i, at in moments(records, path):
+        slots, output = at.view.slots, records[i]["output"]
+        gone = {*output["preempted_request_ids"], *output["finished_request_ids"]}
+        fenced = [
+            b for _, rows in at.view.flight for x in rows for b, past in x.writes.items()
+            if past > x.first and (x.name in gone or x.name not in slots or slots[x.name].epoch != x.epoch)
+        ]  # fmt: skip
+        for ids in records[i]["output"]["new_block_ids"]:
+            for group, new in ids.items():
+                pool = at.view.groups[at.view.names.index(group)].pool
+                free = [block for p, block in fenced if p == pool and block not in new]
+                if new and free:
+                    ids[group] = [free[0], *new[1:]]
+                    return i
+    raise AssertionError("nothing was fenced while blocks were handed out")
+
+
+def pipeline_overfull(records: Records) -> int:
+    """The result of a step is processed one dispatch too late."""
+    depth = records[0]["scheduler_config"]["async_depth"]
+    flying = 0
+    for i, record in enumerate(records):
+        flying += record["action"] == "schedule" and record["output"]["phase"] is not None
+        flying -= record["action"] == "complete"
+        if record["action"] == "complete" and flying == depth - 1:
+            j = nth(records, lambda r, i=i: records.index(r) > i and r["action"] == "schedule")
+            between = {r["action"] for r in records[i + 1 : j]}
+            if records[j]["output"]["phase"] and between.isdisjoint({"complete", "abort"}):
+                records.insert(j, records.pop(i))
+                return j - 1
+    raise AssertionError("the pipeline was never full")
+
+
 def preemption_unsaid(records: Records) -> int:
     external = {r["request_id"] for r in records if r["action"] == "preempt"}
     i = nth(records, lambda r: r["action"] == "schedule"
@@ -239,7 +312,8 @@ def too_long(records: Records) -> int:
     return i
 
 
-EDITS: dict[Callable[[Records], int], tuple[str, int]] = {
+# One edit at least for each property that a trace can show; with the depth of the run that is edited.
+EDITS: dict[Callable[..., int], tuple[str, int]] = {
     foreign_row: ("S1 homogeneity", 2),
     results_exchanged: ("S2 no-stale-mutation", 2),
     epoch_of_another: ("S2 no-stale-mutation", 2),
@@ -262,18 +336,35 @@ EDITS: dict[Callable[[Records], int], tuple[str, int]] = {
     not_admitted: ("L4 admission", 1),
     preempted_in_vain: ("L3 row-fairness", 2),
     preemption_unsaid: ("L6 minimal-preemption", 2),
+    preempted_for_nobody: ("L6 minimal-preemption", 1),
+    block_in_flight: ("S6 no-write-after-free", 2),
+    row_of_a_held_victim: ("L7 senior-progress", 3),
+    pipeline_overfull: ("S9 budgets", 2),
 }
+WITH_MODEL = {block_in_flight, row_of_a_held_victim}
+
+NOT_SHOWN = {
+    "S7 window-history": "a trace records which blocks a row gets, not which a window gives back; one that "
+    "is given back too early shows as S5 or S6 as soon as somebody else gets it",
+    "L5 completion": "a run that ends early may have been stopped; `hocket verify` shows it on the graph",
+}
+
+
+def test_every_property_has_its_edit() -> None:
+    shown = {name.partition(" ")[0] for name, _ in EDITS.values()}
+    assert shown.isdisjoint(hidden := {name.partition(" ")[0] for name in NOT_SHOWN})
+    assert shown | hidden == {f"S{n}" for n in range(1, 11)} | {f"L{n}" for n in range(1, 8)}
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.__name__)
 def test_edit_is_refused_with_line_and_property(
-    recorded: dict[int, Records], tmp_path: Path, edit: Callable[[Records], int]
+    recorded: dict[int, Records], tmp_path: Path, edit: Callable[..., int]
 ) -> None:
     name, depth = EDITS[edit]
     records: Records = json.loads(json.dumps(recorded[depth]))
-    line = edit(records) + 1
+    line = edit(records, *([tmp_path / "before.ndjson"] if edit in WITH_MODEL else [])) + 1
     with pytest.raises(Refusal) as caught:
-        replay(written(tmp_path / "trace.ndjson", records))
+        check(written(tmp_path / "trace.ndjson", records))
     assert (caught.value.line, caught.value.why.partition(":")[0]) == (line, name)
     assert len(caught.value.before) == min(10, line - 2)
 
@@ -282,26 +373,102 @@ def test_every_rule_has_its_property() -> None:
     assert set(BROKEN) == set(RULES)
 
 
-def command(*words: str) -> tuple[int, str]:
-    out = io.StringIO()
-    with redirect_stdout(out):
-        status = main(["verify", *words])
-    return status, out.getvalue()
+def command(*words: str) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        status = main(["trace", "check", *words])
+    return status, out.getvalue(), err.getvalue()
 
 
-def test_command_says_what_it_found(
-    recorded: dict[int, Records], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_says_what_it_found(recorded: dict[int, Records], tmp_path: Path) -> None:
     path = written(tmp_path / "trace.ndjson", recorded[2])
-    status, said = command("--trace", str(path))
+    status, said, told = command(str(path))
     assert status == 0
-    assert f"conforms: {len(recorded[2]) - 1} records" in said
+    assert said.startswith(f"conforms: {len(recorded[2]) - 1} steps (")
+    assert told.endswith(" events/s of CPU time\n")
     records: Records = json.loads(json.dumps(recorded[2]))
     line = token_invented(records) + 1
-    status, said = command("--trace", str(written(path, records)))
+    status, said, _ = command(str(written(path, records)))
     assert status == 1
     assert said.startswith(f"{path}:{line}: S8 token-accounting: ")
     assert "add early (3+2)" in said
-    path.write_text("{}\n")
-    assert command("--trace", str(path))[0] == 2
-    assert "the first record must be a header" in capsys.readouterr().err
+
+
+def test_long_check_shows_progress(
+    recorded: dict[int, Records], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_check, "TOLD_AFTER_S", 0.0)
+    path = written(tmp_path / "trace.ndjson", recorded[2])
+    monkeypatch.setattr(trace_check, "TOLD_EVERY", 50)
+    assert "line 100\n" in command(str(path))[2]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda lines: ["{}", *lines[1:]], ":1: ValueError: the first record must be a header"),
+        (lambda lines: [*lines[:40], lines[40][:-9]], ":41: JSONDecodeError"),
+        (lambda lines: [*lines[:40], "\udcff"], ":41: UnicodeDecodeError"),
+        (lambda lines: [lines[0], lines[1].replace('"action"', '"act"', 1)], ":2: KeyError"),
+        (lambda lines: [], ": empty, expected a header"),
+    ],
+    ids=["no header", "cut off", "no text", "other names", "empty"],
+)
+def test_file_that_is_no_trace_is_status_2_with_its_line(
+    recorded: dict[int, Records], tmp_path: Path, spoil: Callable[[list[str]], list[str]], message: str
+) -> None:
+    path = tmp_path / "trace.ndjson"
+    lines = spoil([json.dumps(record) for record in recorded[1]])
+    path.write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
+    status, said, told = command(str(path))
+    assert (status, said) == (2, "")
+    assert told.startswith(f"hocket trace check: error: {path}{message}")
+
+
+def test_file_that_is_not_there_is_status_2(tmp_path: Path) -> None:
+    status, _, told = command(str(tmp_path / "nowhere"))
+    assert status == 2
+    assert "nowhere" in told
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("request_ids", [3]), ("epochs", ["1"]), ("num_computed_tokens", [True]), ("num_scheduled_tokens", 4),
+        ("samples", [1]), ("lookahead_token_ids", [0.5]), ("new_block_ids", [{"full": ["1"]}]),
+        ("num_scheduled_tokens", []), ("preempted_request_ids", [None]), ("step_id", None),
+    ],
+)  # fmt: skip
+def test_output_of_other_types_is_no_trace(
+    recorded: dict[int, Records], tmp_path: Path, field: str, value: object
+) -> None:
+    records: Records = json.loads(json.dumps(recorded[1]))
+    i = nth(records, dispatched("prefill"))
+    records[i]["output"][field] = value
+    status, _, told = command(str(written(tmp_path / "trace.ndjson", records)))
+    assert status == 2
+    assert f":{i + 1}: " in told
+    assert field in told
+
+
+def test_what_has_ended_is_forgotten(
+    recorded: dict[int, Records], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long run does not fill the memory, and it conforms all the same; so do ids that come again."""
+    monkeypatch.setattr("hocket_proofs.replay.KEPT", 0)
+    for depth in (1, 2, 3):
+        header, lines = iter_trace(written(tmp_path / "trace.ndjson", recorded[depth]))
+        at = Replay(header.scheduler_config, header.kv_cache_config)
+        for _, record in lines:
+            at.apply(record)
+        assert at.state.requests == ()
+        assert max(map(len, (at.numbers, at.requests, at.epochs))) <= 1
+
+
+def test_help_says_what_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["trace", "check", "--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "Exit status: 0 it conforms, 1 it does not, 2" in said
+    assert "--trace FILE" in said

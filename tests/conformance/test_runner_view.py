@@ -75,7 +75,7 @@ WRONG: dict[str, tuple[str, tuple[Out, ...]]] = {
         A, row("a", 2, 0, 4, (5, 6), preempted_request_ids=("a",), resumed_request_ids=("a",)))),
     "freed block handed out while it may be written": ("S6", (
         A, row("b", 2, 0, 2, (2,), (4,), finished_request_ids=("a",)))),
-    "rows without a phase": ("empty output", (A._replace(phase=None),)),
+    "rows without a phase": ("S1", (A._replace(phase=None),)),
 }  # fmt: skip
 
 

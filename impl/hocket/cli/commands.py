@@ -23,9 +23,6 @@ class Command(NamedTuple):
 COMMANDS: tuple[Command, ...] = (
     Command("demo", "prefill a long prompt beside a live decode request, and check both", "hocket.cli.demo"),
     Command("generate", "run prompts through a checkpoint folder", "hocket.cli.generate"),
-    Command(
-        "verify",
-        "run every claim, or hold a recorded run against the specification",
-        "hocket.cli.verify",
-    ),
+    Command("trace", "hold a recorded run against the specification", "hocket.cli.trace"),
+    Command("verify", "run every claim about the scheduler, and print one table", "hocket.cli.verify"),
 )

@@ -1,17 +1,13 @@
-"""`hocket verify`: run every claim about hocket, or hold a recorded run against the reference model.
-
-The claims and their tools are a package of their own that the product must not depend on; they are loaded by
-name when the command runs, and nowhere else.
-"""
+"""`hocket verify`: run every claim about hocket. The tools are loaded by name, see `hocket.obs.checkers`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from importlib import import_module
 from typing import Any
 
 from hocket.cli.knobs import or_refuse
+from hocket.obs.checkers import checker
 
 PROFILES = ("quick", "standard", "full")
 
@@ -21,7 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", choices=PROFILES, default="standard", help="how much is run")
     parser.add_argument("--processes", type=int, default=2, metavar="N", help="processes that share the work")
     other = parser.add_mutually_exclusive_group()
-    other.add_argument("--trace", metavar="FILE", help="instead: replay a recorded run through the model")
     other.add_argument("--soak", type=int, metavar="STEPS", help="instead: random large runs, simulated")
     other.add_argument("--claims", action="store_true", help="instead: print the page of claims, run nothing")
     other.add_argument(
@@ -33,20 +28,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit status 0 if everything holds, 1 if something falls short, 2 for bad input."""
-    if args.trace is not None:
-        return or_refuse("verify", lambda: int(_tool("replay").main(args.trace)))
     if args.refuted is not None:
         return or_refuse("verify", lambda: int(_tool("refute").main(args.refuted)))
     if args.soak is not None:
         return or_refuse("verify", lambda: int(_tool("soak").main(args.soak, args.seed)))
-    if args.claims:
-        sys.stdout.write(_tool("claims").page())
-        return 0
     if args.processes < 1:
         print(f"hocket verify: error: --processes must be at least 1, got {args.processes}", file=sys.stderr)
         return 2
+    # What is loaded may be refused; a `ValueError` of the claims themselves is a bug, with its traceback.
+    status = or_refuse("verify", lambda: 0 if _tool("verify") else 2)
+    if status:
+        return status
+    if args.claims:
+        sys.stdout.write(_tool("claims").page())
+        return 0
     return int(_tool("verify").main(args.profile, args.processes))
 
 
 def _tool(name: str) -> Any:
-    return import_module(f"hocket_proofs.{name}")
+    return checker(name, "hocket verify")

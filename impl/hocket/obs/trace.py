@@ -25,13 +25,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, TextIO, TypeAlias
 
 from hocket._version import __version__
+from hocket.core.checks import require_str
 from hocket.core.config import KVCacheConfig, KVGroupSpec, SchedulerConfig
 from hocket.core.phase import Phase
 from hocket.core.records import BlockIdsByGroup, FinishReason, RequestOutput, SchedulerOutput
@@ -206,46 +207,91 @@ def output_to_json(output: SchedulerOutput) -> dict[str, Any]:
     return content
 
 
+# Types of what a column of a `SchedulerOutput` holds, one entry per row; a truth value is no number.
+_ROWS: dict[str, frozenset[type]] = {
+    "request_ids": frozenset({str}),
+    "epochs": frozenset({int}),
+    "num_computed_tokens": frozenset({int}),
+    "num_scheduled_tokens": frozenset({int}),
+    "samples": frozenset({bool}),
+    "lookahead_token_ids": frozenset({int, type(None)}),
+}
+_NOTICES = ("preempted_request_ids", "finished_request_ids", "resumed_request_ids")
+_STR, _INT = frozenset({str}), frozenset({int})
+
+
+def _column(name: str, values: Any, kinds: frozenset[type]) -> tuple[Any, ...]:
+    """`values` as a tuple; `TypeError` if it is no list or holds something else."""
+    if type(values) is not list or not kinds.issuperset(map(type, values)):
+        allowed = " or ".join(sorted(kind.__name__ for kind in kinds))
+        raise TypeError(f"{name} must be a list of {allowed}, got {values!r}")
+    return tuple(values)
+
+
 def output_from_json(content: Mapping[str, Any], group_names: tuple[str, ...]) -> SchedulerOutput:
     """The inverse of `output_to_json`. Raises `ValueError`, `KeyError` or `TypeError` for anything else."""
     if set(content) != set(_OUTPUT_FIELDS):
         raise ValueError(f"output must have the fields {sorted(_OUTPUT_FIELDS)}, got {sorted(content)}")
-    values: dict[str, Any] = {name: tuple(content[name]) for name in _OUTPUT_FIELDS[2:]}
-    for row in content["new_block_ids"]:
-        if not set(row) <= set(group_names):
-            raise ValueError(f"new_block_ids must name groups of {list(group_names)}, got {sorted(row)}")
-    values["new_block_ids"] = tuple(
-        BlockIdsByGroup(group_names, tuple(tuple(row.get(name, ())) for name in group_names))
-        for row in content["new_block_ids"]
-    )
+    values = {name: _column(name, content[name], kinds) for name, kinds in _ROWS.items()}
+    values |= {name: _column(name, content[name], _STR) for name in _NOTICES}
+    values["new_block_ids"] = tuple([_blocks(row, group_names) for row in content["new_block_ids"]])
+    rows = len(values["request_ids"])
+    for name, column in values.items():
+        if name not in _NOTICES and len(column) != rows:
+            raise ValueError(f"{name} must have {rows} entries, as request_ids has, got {len(column)}")
     phase = None if content["phase"] is None else Phase[content["phase"].upper()]
-    return SchedulerOutput(step_id=content["step_id"], phase=phase, **values)
+    step_id = content["step_id"]
+    if type(step_id) is not (type(None) if phase is None else int):
+        raise ValueError(f"step_id must be an int, or null without rows, got {step_id!r}")
+    return SchedulerOutput(step_id=step_id, phase=phase, **values)
 
 
-def read_trace(source: str | Path) -> Trace:
-    """Read a trace file. Raises `ValueError` that names file, line and what is wrong."""
+def _blocks(row: Mapping[str, Any], group_names: tuple[str, ...]) -> BlockIdsByGroup:
+    if not row:
+        return BlockIdsByGroup(group_names, ((),) * len(group_names))
+    if not set(row) <= set(group_names):
+        raise ValueError(f"new_block_ids must name groups of {list(group_names)}, got {sorted(row)}")
+    ids = [_column("new_block_ids", row[name], _INT) if name in row else () for name in group_names]
+    return BlockIdsByGroup(group_names, tuple(ids))
+
+
+def iter_trace(source: str | Path) -> tuple[TraceHeader, Iterator[tuple[int, TraceRecord]]]:
+    """The header, and the records with their lines (the header is line 1), read as they are asked for.
+
+    Raises `OSError`, and `ValueError` that names file, line and what is wrong: of a record in its turn.
+    """
     path = Path(source)
-    lines = path.read_text(encoding="utf-8").splitlines()
-    if not lines:
+    lines = _lines(path)
+    first = next(lines, None)
+    if first is None:
         raise ValueError(f"{path}: empty, expected a header")
-    header = _parsed(path, 1, lines[0], _header)
+    header = _parsed(path, *first, _header)
     names = tuple(group.name for group in header.kv_cache_config.groups)
 
     def record(content: dict[str, Any]) -> TraceRecord:
         return _record(content, names)
 
-    return Trace(
-        header, tuple(_parsed(path, number, line, record) for number, line in enumerate(lines[1:], 2))
-    )
+    return header, ((number, _parsed(path, number, line, record)) for number, line in lines)
 
 
-def _parsed(path: Path, number: int, line: str, parse: Callable[[dict[str, Any]], Any]) -> Any:
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    with path.open("rb") as file:
+        yield from enumerate(file, 1)
+
+
+def read_trace(source: str | Path) -> Trace:
+    """Read a whole trace file. Raises `OSError`, and `ValueError` that names file, line and what is wrong."""
+    header, records = iter_trace(source)
+    return Trace(header, tuple(record for _, record in records))
+
+
+def _parsed(path: Path, number: int, line: bytes, parse: Callable[[dict[str, Any]], Any]) -> Any:
     try:
         content = json.loads(line)
         if not isinstance(content, dict):
             raise TypeError(f"a record must be an object, got {type(content).__name__}")
         return parse(content)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}:{number}: {type(error).__name__}: {error}") from error
 
 
@@ -272,20 +318,19 @@ def _record(content: dict[str, Any], group_names: tuple[str, ...]) -> TraceRecor
     if action == "schedule":
         return ScheduleRecord(t, output_from_json(content["output"], group_names))
     if action == "complete":
-        return CompleteRecord(
-            t,
-            content["step_id"],
-            tuple(tuple(row) for row in content["sampled_token_ids"]),
-            tuple(_request_output(output) for output in content["outputs"]),
-        )
+        sampled = [_column("sampled_token_ids", row, _INT) for row in content["sampled_token_ids"]]
+        outputs = tuple([_request_output(output) for output in content["outputs"]])
+        return CompleteRecord(t, content["step_id"], tuple(sampled), outputs)
     if action == "preempt":
-        return PreemptRecord(t, content["request_id"])
+        return PreemptRecord(t, require_str("request_id", content["request_id"]))
     if action == "abort":
         output = content["output"]
         ended = None if output is None else _request_output(output)
-        return AbortRecord(t, content["request_id"], content["reason"], ended)
+        name = require_str("request_id", content["request_id"])
+        return AbortRecord(t, name, content["reason"], ended)
     raise ValueError(f"action must be add, schedule, complete, preempt or abort, got {action!r}")
 
 
 def _request_output(content: dict[str, Any]) -> RequestOutput:
-    return RequestOutput(**content | {"new_token_ids": tuple(content["new_token_ids"])})
+    tokens = _column("new_token_ids", content["new_token_ids"], _INT)
+    return RequestOutput(**content | {"new_token_ids": tokens})
