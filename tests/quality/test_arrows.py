@@ -72,12 +72,3 @@ def test_every_contract_can_be_broken(copy: Path) -> None:
     assert status == 1
     broken = [name for name in BREACHES if f"{name} BROKEN" in output]
     assert broken == list(BREACHES), output
-
-
-def test_a_checker_may_load_the_specification(copy: Path) -> None:
-    folder = copy / "impl/hocket/obs"
-    folder.mkdir(exist_ok=True)
-    (folder / "__init__.py").touch()
-    (folder / "shadow.py").write_text("def check():\n    import hocket_spec.state\n")
-    status, output = run_contracts(copy)
-    assert status == 0, output

@@ -5,7 +5,6 @@ import json
 import resource
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -21,9 +20,8 @@ SPEC_MAY_IMPORT = {
     "itertools", "math", "numbers", "operator", "types", "typing", "hocket_spec",
 }  # fmt: skip
 
-# The two tools that hold a run of the product against the specification. They may load it, when they are
-# used.
-CHECKERS = {HOCKET / "obs/shadow.py", HOCKET / "obs/trace_check.py"}
+# What holds a run of the product against the specification, and all that it needs of it.
+CHECKERS = ("hocket.obs.shadow", "hocket.obs.checkers", "hocket.cli.trace", "hocket.cli.verify")
 
 
 def modules_after(statement: str) -> set[str]:
@@ -126,23 +124,22 @@ def test_decisions_use_plain_standard_library_only(package: str) -> None:
         assert roots <= sys.stdlib_module_names | {"hocket"}, name_of(path)
 
 
-def specification_at_import_time(path: Path) -> bool:
-    tree = ast.parse(path.read_text())
-    return any(module.startswith("hocket_spec") for module in imports(tree, at_import_time=True))
+def names_the_specification(source: str) -> bool:
+    return any(module.startswith(("hocket_spec", "hocket_proofs")) for module in imports(ast.parse(source)))
+
+
+def test_product_loads_the_specification_by_name_only() -> None:
+    for path in source_files(HOCKET):
+        assert not names_the_specification(path.read_text()), name_of(path)
 
 
 def test_checkers_load_the_specification_only_when_used() -> None:
-    for path in source_files(HOCKET):
-        assert not specification_at_import_time(path), name_of(path)
-        if path not in CHECKERS:
-            assert not any(
-                module.startswith("hocket_spec") for module in imports(ast.parse(path.read_text()))
-            )
+    loaded = modules_after(f"import hocket.engine.engine, {', '.join(CHECKERS)}")
+    assert not [name for name in loaded if name.startswith(("hocket_spec", "hocket_proofs"))]
 
 
-def test_import_at_import_time_is_seen(tmp_path: Path) -> None:
-    path = tmp_path / "shadow.py"
-    path.write_text("try:\n    from hocket_spec.state import State\nexcept ImportError:\n    pass\n")
-    assert specification_at_import_time(path)
-    path.write_text("def check():\n    from hocket_spec.state import State\n")
-    assert not specification_at_import_time(path)
+def test_import_is_seen_wherever_it_stands() -> None:
+    assert names_the_specification(
+        "try:\n    from hocket_spec.state import State\nexcept ImportError:\n    pass\n"
+    )
+    assert names_the_specification("def check():\n    import hocket_proofs.replay\n")

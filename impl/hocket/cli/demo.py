@@ -97,7 +97,7 @@ def _run(args: argparse.Namespace) -> int:
     loaded, kind = _load(options, config.num_speculative_tokens)
     needle, live = _requests(loaded, config)
     with ExitStack() as stack:
-        with build_engine(loaded, config, seed=args.seed) as engine:
+        with build_engine(loaded, config, seed=args.seed, shadow_check=args.shadow_check) as engine:
             for request in (needle, live):
                 engine.check_request(request)
             # Only now: bad input leaves an old trace alone, and a bad path is noticed before the long run.
@@ -168,7 +168,9 @@ def _observe(
     observed = Observed()
     total = sum(len(r.prompt_token_ids) + r.sampling_params.max_tokens for r in requests)
     with ExitStack() as stack:
-        engine: Engine = stack.enter_context(build_engine(loaded, config, seed=args.seed, trace=trace))
+        engine: Engine = stack.enter_context(
+            build_engine(loaded, config, seed=args.seed, trace=trace, shadow_check=args.shadow_check)
+        )
         progress = stack.enter_context(Progress(total, args.progress, f"{title:<14}", "tokens"))
 
         def observe(step: StepReport) -> None:

@@ -67,7 +67,8 @@ def _run(args: argparse.Namespace) -> int:
         ignore_eos=args.ignore_eos,
     )
     knobs = scheduler_knobs(args)
-    with LLM(args.model, seed=args.seed, trace=args.trace, **model_options(args), **knobs) as llm:
+    run = {"seed": args.seed, "trace": args.trace, "shadow_check": args.shadow_check}
+    with LLM(args.model, **run, **model_options(args), **knobs) as llm:
         results = llm.generate(prompts, params, use_tqdm=args.progress)
     for result in results:
         print(_line(result))

@@ -125,6 +125,12 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--trace", metavar="FILE", help="write every action of the scheduler to FILE as NDJSON"
     )
     group.add_argument(
+        "--shadow-check",
+        action="store_true",
+        help="hold every action of the scheduler against the specification while it runs, "
+        "and stop at the first that is not allowed, naming the property; slow",
+    )
+    group.add_argument(
         "--progress", action=argparse.BooleanOptionalAction, default=True, help="show progress bars"
     )
 

@@ -102,14 +102,20 @@ class AsyncEngine:
         *,
         seed: int = 0,
         trace: TraceWriter | None = None,
+        shadow_check: bool = False,
     ) -> AsyncEngine:
-        """Load a checkpoint folder and serve it; `seed` and `trace` as `Engine` takes them."""
+        """Load a checkpoint folder and serve it; `seed`, `trace`, `shadow_check` as `Engine` takes them."""
         from hocket.engine.build import build_engine, load_model  # torch
 
         loaded = load_model(folder, options, mtp=scheduler_config.num_speculative_tokens > 0)
         return cls(
             lambda on_result: build_engine(
-                loaded, scheduler_config, seed=seed, trace=trace, on_result=on_result
+                loaded,
+                scheduler_config,
+                seed=seed,
+                trace=trace,
+                on_result=on_result,
+                shadow_check=shadow_check,
             )
         )
 

@@ -136,9 +136,10 @@ def build_engine(
     seed: int = 0,
     trace: TraceWriter | None = None,
     on_result: Callable[[], None] | None = None,
+    shadow_check: bool = False,
 ) -> Engine:
     """An engine with a fresh cache for a loaded model; `kv_cache_config` overrides what the memory budget
-    gives.
+    gives. The others as `Engine` takes them.
     """
     limit = loaded.config.max_position_embeddings
     if scheduler_config.max_model_len > limit:
@@ -170,4 +171,5 @@ def build_engine(
         seed=seed,
         trace=trace,
         on_result=on_result,
+        shadow_check=shadow_check,
     )

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from hocket.core.checks import require_int, require_str
+from hocket.core.checks import require_bool, require_int, require_str
 from hocket.core.config import KVCacheConfig, SchedulerConfig
 from hocket.core.errors import SchedulerError
 from hocket.core.phase import Phase
@@ -30,6 +30,8 @@ from hocket.engine.errors import EngineDeadError
 from hocket.engine.executor import Executor, InlineExecutor, ThreadExecutor
 from hocket.engine.output import OutputProcessor
 from hocket.engine.results import EngineStats, RequestUpdate
+from hocket.obs.recorder import Recorder
+from hocket.obs.shadow import Shadow
 from hocket.obs.trace import TraceWriter
 from hocket.runner.api import NewRequest, Runner, RunnerOutput
 from hocket.runner.philox import random_bits
@@ -87,6 +89,8 @@ class Engine:
     trace: receives every action; the engine writes the header. If an action cannot be written, the engine
         dies: a trace with a gap cannot be replayed, and scheduler and transcripts would differ by it.
     on_result: called in the worker thread when a dispatch has run (depth > 1). If it raises, the engine dies.
+    shadow_check: the specification's model runs beside the scheduler. At the first action that it does not
+        allow the engine dies, before that is carried out: `ShadowCheckError` names the property. Slow.
 
     `observers` are called after each processed step, when its updates are safe; they may call the engine. If
     one raises, the engine dies after that step's updates were handed out.
@@ -103,8 +107,10 @@ class Engine:
         trace: TraceWriter | None = None,
         on_result: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        shadow_check: bool = False,
     ) -> None:
         require_int("seed", seed, 0, 2**64 - 1)
+        require_bool("shadow_check", shadow_check)
         self.scheduler = Scheduler(scheduler_config, kv_cache_config)
         self.runner = runner
         self.tokenizer = tokenizer
@@ -112,7 +118,9 @@ class Engine:
         self.observers: list[Callable[[StepReport], None]] = []
         self._seed = seed
         self._accepted = 0
-        self._trace = trace
+        # The trace first: it then ends with the action that the shadow refuses.
+        shadow = Shadow(scheduler_config, kv_cache_config) if shadow_check else None
+        self._recorders: tuple[Recorder, ...] = tuple(r for r in (trace, shadow) if r is not None)
         self._clock = clock
         self._outputs = OutputProcessor(tokenizer)
         self._unsent: dict[str, NewRequest] = {}
@@ -140,13 +148,14 @@ class Engine:
         *,
         seed: int = 0,
         trace: TraceWriter | None = None,
+        shadow_check: bool = False,
     ) -> Engine:
         """Load a checkpoint folder and make an engine for it. `ValueError` names file, tensor or option."""
         from hocket.engine.build import build_engine, load_model  # torch
 
         config = scheduler_config or SchedulerConfig()
         loaded = load_model(folder, options, mtp=config.num_speculative_tokens > 0)
-        return build_engine(loaded, config, seed=seed, trace=trace)
+        return build_engine(loaded, config, seed=seed, trace=trace, shadow_check=shadow_check)
 
     # --- Requests ---------------------------------------------------------------------------------
 
@@ -180,8 +189,8 @@ class Engine:
         self.check_request(request)
         with _Change(self):
             self._or_refuse(self.scheduler.add_request, request)
-            if self._trace is not None:
-                self._trace.add(request)
+            for recorder in self._recorders:
+                recorder.add(request)
             own = request.sampling_params.seed
             seed = random_bits(self._seed, self._accepted) if own is None else own
             self._accepted += 1
@@ -207,8 +216,8 @@ class Engine:
         """Take a running request's cache away and let it start again later; its output does not change."""
         with _Change(self):
             self._or_refuse(self.scheduler.preempt_request, request_id)
-            if self._trace is not None:
-                self._trace.preempt(request_id)
+            for recorder in self._recorders:
+                recorder.preempt(request_id)
             self._waits = False
 
     def has_unfinished_requests(self) -> bool:
@@ -271,8 +280,8 @@ class Engine:
         """Schedule until the pipeline is full or nothing more can run before a result is processed."""
         while not self._waits and len(self._in_flight) < self.scheduler.config.async_depth:
             output = self.scheduler.schedule()
-            if self._trace is not None:
-                self._trace.schedule(output)
+            for recorder in self._recorders:
+                recorder.schedule(output)
             for request_id in output.preempted_request_ids:
                 self.stats.preemptions += 1
                 self._outputs.preempted(request_id)
@@ -305,8 +314,8 @@ class Engine:
             if self._is_current(output, row):
                 self._fail(output.request_ids[row], reason)
         news = self.scheduler.update_from_output(output, result)
-        if self._trace is not None:
-            self._trace.complete(result.step_id, result.sampled_token_ids, news)
+        for recorder in self._recorders:
+            recorder.complete(result.step_id, result.sampled_token_ids, news)
         self._count(output, result, seconds)
         row_of = {request_id: row for row, request_id in enumerate(output.request_ids)}
         now = self._clock()
@@ -364,8 +373,8 @@ class Engine:
         ended = self.scheduler.abort_request(request_id, reason)
         if ended is None:
             return
-        if self._trace is not None:
-            self._trace.abort(request_id, reason, ended)
+        for recorder in self._recorders:
+            recorder.abort(request_id, reason, ended)
         self._unsent.pop(request_id, None)
         self._waits = False
 

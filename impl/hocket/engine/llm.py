@@ -36,6 +36,7 @@ class LLM:
         holds where they are not given. A model that was loaded before has its options already: `ValueError`.
     seed: for requests without a seed of their own.
     trace: write an NDJSON trace to this file. It is opened here; the first action replaces what it held.
+    shadow_check: hold every action of the scheduler against the specification, see `Engine`.
     speculative_config: as vLLM takes it, `{"method": "mtp", "num_speculative_tokens": 1}` or its JSON text;
         the same as the knob `num_speculative_tokens`.
     scheduler_knobs: fields of `SchedulerConfig`. Without `max_model_len` its default holds, or the model's
@@ -54,6 +55,7 @@ class LLM:
         shared_pool: bool | None = None,
         seed: int = 0,
         trace: str | Path | None = None,
+        shadow_check: bool = False,
         speculative_config: str | Mapping[str, Any] | None = None,
         **scheduler_knobs: Any,
     ) -> None:
@@ -75,7 +77,9 @@ class LLM:
             config = replace(config, max_model_len=min(config.max_model_len, limit))
         with ExitStack() as failed:
             self._trace = None if trace is None else failed.enter_context(TraceWriter(trace))
-            self.engine: Engine = build_engine(self.model, config, seed=seed, trace=self._trace)
+            self.engine: Engine = build_engine(
+                self.model, config, seed=seed, trace=self._trace, shadow_check=shadow_check
+            )
             failed.pop_all()
         self._calls = 0
 

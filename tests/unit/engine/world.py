@@ -22,7 +22,7 @@ class Letters:
 
 
 def make_engine(depth=2, kv=KV, runner=None, tokenizer=None, config=CONFIG, wrap=None, **knobs):
-    names = {"trace", "seed", "on_result", "clock"}
+    names = {"trace", "seed", "on_result", "clock", "shadow_check"}
     config = replace(config, async_depth=depth, **{k: v for k, v in knobs.items() if k not in names})
     runner = runner or SimulatedRunner(
         kv, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len, vocab_size=VOCAB
