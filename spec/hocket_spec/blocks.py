@@ -75,10 +75,11 @@ def fenced(cfg: Config, s: State) -> Vector:
 
 def free(cfg: Config, s: State) -> Vector:
     """What is neither owned nor fenced."""
-    v = minus(cfg.pools, fenced(cfg, s))
+    v = list(minus(cfg.pools, fenced(cfg, s)))
     for r in s.requests:
-        v = minus(v, held(cfg, r))
-    return v
+        for g, (lo, hi) in zip(cfg.groups, r.columns, strict=True):
+            v[g.pool] -= hi - lo
+    return tuple(v)
 
 
 def write_set(r: Request, phase: int, start: int, end: int) -> tuple[int, int]:

@@ -72,7 +72,8 @@ def available(cfg: Config, s: State, r: Request, given: frozenset[int]) -> Vecto
             senior = False
             continue
         if x.status == RUNNING:
-            v = minus(v, outstanding(cfg, x))
+            if any(x.promise):
+                v = minus(v, outstanding(cfg, x))
             if senior and x.name not in given:
                 v = minus(v, set_aside(cfg, x))
     return v
