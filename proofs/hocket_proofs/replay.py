@@ -70,8 +70,10 @@ class Replay:
         self.state = model.initial()
         self.view = runner.View(tuple(g.name for g in cache.groups), self.cfg.groups)
         self.owed = Owed()
-        self.numbers: dict[str, int] = {}  # names that the model gives to ids; a name may be used again
-        self.fresh = 0
+        # The model's name for an id: a new one each time it comes, so that rows of its past are not its own.
+        self.numbers: dict[str, int] = {}
+        self.ids: dict[int, str] = {}
+        self.added = 0
         self.requests: dict[int, Request] = {}
         self.epochs: dict[int, int] = {}  # recorded -> the model's
         self.flight: deque[SchedulerOutput] = deque()
@@ -119,6 +121,7 @@ class Replay:
         names |= self.owed.preempted | self.owed.finished
         epochs = {r.epoch for r in self.state.requests} | {x.epoch for x in rows}
         self.numbers = {request_id: name for request_id, name in self.numbers.items() if name in names}
+        self.ids = {name: request_id for name, request_id in self.ids.items() if name in names}
         self.requests = {name: request for name, request in self.requests.items() if name in names}
         self.epochs = {recorded: epoch for recorded, epoch in self.epochs.items() if epoch in epochs}
 
@@ -134,8 +137,9 @@ class Replay:
         self.state = after
 
     def _add(self, request: Request) -> str:
-        name = self.numbers.setdefault(request.request_id, self.fresh)
-        self.fresh = max(self.fresh, name + 1)
+        name = self.added
+        if model.find(self.state, self.numbers.get(request.request_id, -1)):
+            raise Broken(f"S10 one-terminal-event: {request.request_id!r} is added, and has not ended")
         params, prompt = request.sampling_params, len(request.prompt_token_ids)
         limit = min(params.max_tokens, self.max_model_len - prompt)
         traffic = Traffic(prompt, limit, request.priority, wanted_drafts(params))
@@ -143,6 +147,8 @@ class Replay:
             self._move(actions.add(self.cfg, self.state, name, *traffic))
         except ValueError as error:
             raise Broken(f"S9 budgets: {error}") from error
+        self.added += 1
+        self.numbers[request.request_id], self.ids[name] = name, request.request_id
         self.requests[name] = request
         return f"add {request.request_id} ({traffic.prompt}+{traffic.limit})"
 
@@ -173,15 +179,14 @@ class Replay:
                 )
             reserved = length if phase == model.DECODE else int(samples)
             rows.append(model.Row(name, epoch, start, length, reserved, samples))
-        named = Owed(*(
-            frozenset(self.numbers.get(r, -1) for r in ids)
-            for ids in (output.preempted_request_ids, output.finished_request_ids)
-        ))  # fmt: skip
-        witness = actions.Witness(phase, tuple(rows), named.preempted - self.owed.preempted)
+        preempted = frozenset([self.numbers.get(r, -1) for r in output.preempted_request_ids])
+        witness = actions.Witness(phase, tuple(rows), preempted - self.owed.preempted)
         after = actions.schedule(self.cfg, self.state, witness)
-        due = self.owed.after(self.state, after)
+        # By id: who has ended may be back under the same one.
+        due = [sorted({self.ids[n] for n in part}) for part in self.owed.after(self.state, after)]
+        named = [sorted(set(part)) for part in (output.preempted_request_ids, output.finished_request_ids)]
         if named != due:
-            raise Broken(f"S10 one-terminal-event: notices {self._ids(named)}, due are {self._ids(due)}")
+            raise Broken(f"S10 one-terminal-event: notices {named}, due are {due}")
         self.state, self.owed = after, Owed()
         self.view = runner.receive(self.view, output)
         self.preemptions += len(witness.victims)
@@ -271,11 +276,6 @@ class Replay:
             if r.outputs + count >= r.limit:
                 return actions.Result(count)
         return actions.Result(len(tokens))
-
-    def _ids(self, owed: Owed) -> tuple[list[str], list[str]]:
-        names = {number: request_id for request_id, number in self.numbers.items()}
-        preempted, finished = (sorted(names.get(n, "?") for n in part) for part in owed)
-        return preempted, finished
 
 
 def active(s: model.State) -> model.State:

@@ -300,6 +300,12 @@ def preemption_unsaid(records: Records) -> int:
     return i
 
 
+def added_twice(records: Records) -> int:
+    i = nth(records, lambda r: r["action"] == "add")
+    records.insert(i + 1, records[i])
+    return i + 1
+
+
 def unknown_request(records: Records) -> int:
     i = nth(records, lambda r: r["action"] == "preempt")
     records[i]["request_id"] = "nobody"
@@ -329,6 +335,7 @@ EDITS: dict[Callable[..., int], tuple[str, int]] = {
     end_without_notice: ("S10 one-terminal-event", 2),
     other_reason: ("S10 one-terminal-event", 2),
     ended_twice: ("S10 one-terminal-event", 2),
+    added_twice: ("S10 one-terminal-event", 2),
     unknown_request: ("S10 one-terminal-event", 2),
     other_phase: ("L1 bounded-wait", 1),
     idle: ("L2 work-conservation", 2),
@@ -462,7 +469,7 @@ def test_what_has_ended_is_forgotten(
         for _, record in lines:
             at.apply(record)
         assert at.state.requests == ()
-        assert max(map(len, (at.numbers, at.requests, at.epochs))) <= 1
+        assert max(map(len, (at.numbers, at.ids, at.requests, at.epochs))) <= 1
 
 
 def test_help_says_what_is_needed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,6 +53,21 @@ def test_healthy_run_is_the_same_with_it(depth: int) -> None:
     assert said[0] == said[1]
 
 
+@pytest.mark.parametrize("depth", [2, 3])
+def test_id_that_comes_again_while_its_old_rows_are_in_flight(depth: int) -> None:
+    """Before the notice of its end was handed out, and after it."""
+    with make_engine(depth, shadow_check=True) as engine:
+        engine.add_request(request("other", range(9), max_tokens=40))
+        for i in range(12):
+            engine.add_request(request("again", range(3 + i), max_tokens=20))
+            for _ in range(1 + i % 4):
+                engine.step()
+            assert engine.abort_request("again") is not None
+        engine.add_request(request("again", range(5), max_tokens=4))
+        found = {u.request_id: u.result for news in drain(engine).values() for u in news if u.result}
+        assert len(found["again"].token_ids) == 4
+
+
 def test_drafts_conform() -> None:
     with make_engine(2, num_speculative_tokens=2, shadow_check=True) as engine:
         engine.add_request(request("a", range(20), max_tokens=30))
