@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hocket_kernels.slot_rule import column_of, physical_row
+
 
 def slot_mapping(
     block_table: Tensor, requests: Tensor, positions: Tensor, block_size: int, ratio: int
@@ -17,9 +19,6 @@ def slot_mapping(
     block_size) / ratio.
     """
     p = positions.clamp(min=0)
-    columns = p.div(block_size, rounding_mode="floor")
-    shift = block_table[requests, columns] - columns  # in blocks; a block starts at a whole row
-    slots = torch.add(
-        p if ratio == 1 else p.div(ratio, rounding_mode="floor"), shift, alpha=block_size // ratio
-    )
+    columns = column_of(p, block_size)
+    slots = physical_row(p, columns, block_table[requests, columns], block_size, ratio)
     return torch.where(positions < 0, -1, slots)

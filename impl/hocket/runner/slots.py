@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from hocket.core.config import KVCacheConfig
 from hocket.runner.api import NewRequest, RunnerError
+from hocket.runner.slot_rules import enough, lowest
 
 IntArray = NDArray[np.int32]
 
@@ -75,10 +76,10 @@ class SlotTable:
         """The slots that the next `count` newcomers would get after `dropped` have left; `RunnerError` if too
         few.
         """
-        free = sorted([*self._free, *(self._slot_of[r] for r in dropped)])
-        if len(free) < count:
+        free = tuple(sorted([*self._free, *(self._slot_of[r] for r in dropped)]))
+        if not enough(len(free), count):
             raise RunnerError(f"{count} new rows need a slot, {len(free)} of {len(self.epochs)} are free")
-        return free[:count]
+        return list(lowest(free, count))
 
     def drop(self, request_id: str) -> None:
         """End the incarnation: the slot is cleared and free."""

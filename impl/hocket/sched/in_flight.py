@@ -60,13 +60,13 @@ class InFlightLedger:
     def dispatch(self, step: InFlightStep) -> None:
         self._steps.append(step)
         for row in step.rows:
-            self._rows_of_epoch[row.epoch] += 1
+            self._rows_of_epoch[row.epoch] = kernel.rows_after_dispatch(self._rows_of_epoch[row.epoch])
 
     def process_oldest(self) -> InFlightStep:
         """Take the oldest step out; every row of it counts down, stale or not."""
         step = self._steps.popleft()
         for row in step.rows:
-            self._rows_of_epoch[row.epoch] -= 1
+            self._rows_of_epoch[row.epoch] = kernel.rows_after_result(self._rows_of_epoch[row.epoch])
             if not self._rows_of_epoch[row.epoch]:
                 del self._rows_of_epoch[row.epoch]
         return step

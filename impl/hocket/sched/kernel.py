@@ -50,7 +50,24 @@ class Progress(NamedTuple):
     placeholders: int
 
 
+class Epochs(NamedTuple):
+    """A request's epoch, and the next one that nobody has had."""
+
+    own: int
+    unused: int
+
+
 # --- Phase choice (L1, L2) ------------------------------------------------------------------------
+
+
+def has_room(in_flight: int, depth: int) -> bool:
+    """Whether the pipeline takes one more dispatch."""
+    return in_flight < depth
+
+
+def first_turn() -> Turn:
+    """Decode is owed first: with nothing to decode yet, prefill runs at once as the fallback."""
+    return Turn(DECODE, 0)
 
 
 def other_phase(phase: int) -> int:
@@ -95,6 +112,19 @@ def runnable_phase(computed: int, replay_len: int, allowed: int) -> int:
     return DECODE if allowed > 0 else NO_PHASE
 
 
+def may_have_row(phase: int, runnable: int, held: bool, preempted: bool) -> bool:
+    """Whether a running request gets a row in a dispatch of `phase`.
+
+    It has tokens left in that very phase (S1), is not held back, and was not preempted in this call (S3).
+    """
+    return runnable == phase and not held and not preempted
+
+
+def tokens_allowed(limit: int, outputs: int, placeholders: int) -> int:
+    """Tokens that a request may still be scheduled to emit."""
+    return limit - outputs - placeholders
+
+
 def chunk_len(computed: int, replay_len: int, chunk_size: int, budget_left: int, alignment: int) -> int:
     """min(chunk size, remaining, budget left).
 
@@ -115,6 +145,16 @@ def row_drafts(drafts: int, wanted: int) -> int:
 def decode_len(allowed: int, drafts: int) -> int:
     """One token plus drafts, never more than the request may still emit (no phantom step)."""
     return 1 + min(drafts, allowed - 1)
+
+
+def row_fits(length: int, budget_left: int) -> bool:
+    """Whether a row of `length` tokens is one, and finds its tokens."""
+    return 0 < length <= budget_left
+
+
+def budget_after(budget_left: int, length: int) -> int:
+    """Effect of a row on the tokens left to its dispatch."""
+    return budget_left - length
 
 
 def row_samples(phase: int, end: int, replay_len: int) -> bool:
@@ -168,6 +208,28 @@ def blocks_of_all_at(groups: tuple[Group, ...], start: int, reach: int, total: i
     return sum(blocks_at(group, start, reach, total) for group in groups)
 
 
+def last_start(total: int, reach: int) -> int:
+    """The last start at which a row of `reach` tokens is not cut by the end: later ones only return
+    blocks.
+    """
+    return max(0, total - reach)
+
+
+def first_start(last: int, period: int) -> int:
+    """The first start of the one period up to `last`."""
+    return max(0, last - period + 1)
+
+
+def first_entry(first: int, reach: int, block_size: int) -> int:
+    """The first start from `first` on at which a row of `reach` tokens enters a new block."""
+    return first + (1 - reach - first) % block_size
+
+
+def larger_need(need: int, groups: tuple[Group, ...], start: int, reach: int, total: int) -> int:
+    """The larger of `need` and what the groups hold at `start`."""
+    return max(need, blocks_of_all_at(groups, start, reach, total))
+
+
 def capacity_need(groups: tuple[Group, ...], total: int, reach: int, period: int) -> int:
     """Blocks of one pool that a request of `total` tokens needs at most at once, over its `groups` there.
 
@@ -175,12 +237,12 @@ def capacity_need(groups: tuple[Group, ...], total: int, reach: int, period: int
     moving q by `period` (a multiple of the windowed groups' block sizes) never needs fewer, so one period is
     enough to look at; in it, need grows only where a row of `reach` tokens enters a new block of some group.
     """
-    last = max(0, total - reach)
-    first = max(0, last - period + 1)
+    last = last_start(total, reach)
+    first = first_start(last, period)
     need = blocks_of_all_at(groups, first, reach, total)
     for group in groups:
-        for start in range(first + (1 - reach - first) % group.block_size, last + 1, group.block_size):
-            need = max(need, blocks_of_all_at(groups, start, reach, total))
+        for start in range(first_entry(first, reach, group.block_size), last + 1, group.block_size):
+            need = larger_need(need, groups, start, reach, total)
     return need
 
 
@@ -204,12 +266,30 @@ def subtract(a: Vector, b: Vector) -> Vector:
     return tuple(x - y for x, y in zip(a, b, strict=True))
 
 
-def fits(ask: Vector, available: Vector) -> bool:
-    """Whether what is asked of each pool is there.
+def pool_fits(want: int, have: int) -> bool:
+    """Whether what is asked of a pool is there.
 
     A pool of which nothing is asked stops nobody, however short it is.
     """
-    return all(want == 0 or want <= have for want, have in zip(ask, available, strict=True))
+    return want == 0 or want <= have
+
+
+def fits(ask: Vector, available: Vector) -> bool:
+    """Whether what is asked of each pool is there: all of it or nothing is given (S5)."""
+    return all(pool_fits(want, have) for want, have in zip(ask, available, strict=True))
+
+
+def may_take(free: int, promised: int, own: int, aside: int) -> int:
+    """What somebody may take of a pool.
+
+    Free blocks, less what others are promised (all promises but its own), less what is set aside.
+    """
+    return free - (promised - own) - aside
+
+
+def promised_after(promised: int, own: int, left: int) -> int:
+    """All promises of a pool once somebody's outstanding one changes from `own` to `left`."""
+    return promised - own + left
 
 
 def admission_ask(promise: Vector, first_row: Vector, watermark: Vector, anything_runs: bool) -> Vector:
@@ -256,12 +336,45 @@ def designate(need: Vector, within: Vector, gains: tuple[Vector, ...]) -> tuple[
     return chosen
 
 
+def seats_taken(running: int, preempted: int, admitted: int) -> int:
+    """Running requests at this point of a call that has preempted and admitted so many."""
+    return running - preempted + admitted
+
+
 def may_admit(rows_in_flight: int, running: int, max_num_seqs: int) -> bool:
     """Drained (S3) and a seat free (S9)."""
     return rows_in_flight == 0 and running < max_num_seqs
 
 
+def overdue_after(overdue: bool, phase: int, admitted: bool) -> bool:
+    """Whether the request that was head of the queue at a dispatch goes first in the next prefill (L4).
+
+    A prefill dispatch that leaves it out makes it overdue; admitted it is not any more.
+    """
+    return (overdue or phase == PREFILL) and not admitted
+
+
 # --- In flight (S2, S6, S8) -----------------------------------------------------------------------
+
+
+def epochs_at_arrival(unused: int) -> Epochs:
+    """A new request gets an epoch that nobody has had."""
+    return Epochs(unused, unused + 1)
+
+
+def epochs_at_admission(epochs: Epochs, resumed: bool) -> Epochs:
+    """A preempted request ended its epoch, and comes back under one that nobody has had."""
+    return epochs_at_arrival(epochs.unused) if resumed else epochs
+
+
+def rows_after_dispatch(rows: int) -> int:
+    """Rows of an epoch in flight after one more is dispatched."""
+    return rows + 1
+
+
+def rows_after_result(rows: int) -> int:
+    """Rows of an epoch in flight after one of them is processed, stale or not."""
+    return rows - 1
 
 
 def is_current(row_epoch: int, request_epoch: int, running: bool) -> bool:
@@ -282,9 +395,24 @@ def writes_column(column: int, block_size: int, first_token: int, end: int) -> b
     return first_token // block_size <= column < columns_for(end, block_size)
 
 
+def least_tokens(current: bool, reserved: int) -> int:
+    """Tokens that a row's result has at least: one if it reserved any; none will do of a stale row."""
+    return min(1, reserved) if current else 0
+
+
+def result_fits(current: bool, reserved: int, tokens: int) -> bool:
+    """Whether a row's result has as many tokens as it may."""
+    return least_tokens(current, reserved) <= tokens <= reserved
+
+
 def certain_progress(phase: int, length: int) -> int:
     """Tokens by which the processed progress certainly grows when an in-flight row is processed."""
     return length if phase == PREFILL else 1
+
+
+def no_progress() -> Progress:
+    """Of a request that does not run: its blocks are gone, and what they held."""
+    return Progress(0, 0, 0)
 
 
 def progress_scheduled(progress: Progress, length: int, reserved: int) -> Progress:
@@ -304,6 +432,17 @@ def progress_decode_processed(progress: Progress, length: int, accepted: int) ->
         progress.processed + accepted,
         progress.placeholders - length,
     )
+
+
+def progress_after_result(
+    progress: Progress, current: bool, phase: int, length: int, reserved: int, accepted: int
+) -> Progress:
+    """Effect of a row's result on its request: none if the row's epoch has ended (S2)."""
+    if not current:
+        return progress
+    if phase == PREFILL:
+        return progress_chunk_processed(progress, length, reserved)
+    return progress_decode_processed(progress, length, accepted)
 
 
 def end_after_token(outputs: int, limit: int, min_tokens: int, ends_text: bool) -> int:

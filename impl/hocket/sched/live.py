@@ -5,7 +5,8 @@ from __future__ import annotations
 from hocket.core.records import RequestStatus
 from hocket.core.request import Request
 from hocket.kv.tables import BlockTable
-from hocket.sched.kernel import Progress, Vector
+from hocket.sched import kernel
+from hocket.sched.kernel import Vector
 
 
 class LiveRequest:
@@ -58,7 +59,7 @@ class LiveRequest:
         self.epoch = epoch
         # None once the terminal output is out: rows still in flight find their epoch ended.
         self.status: RequestStatus | None = "waiting"
-        self.progress = Progress(0, 0, 0)
+        self.progress = kernel.no_progress()
         self.replay_len = len(request.prompt_token_ids)
         # Blocks per pool that the whole replay needs at most: asked for at admission, then promised.
         self.replay_promise: Vector = ()
@@ -84,7 +85,7 @@ class LiveRequest:
     @property
     def allowed(self) -> int:
         """Tokens that it may still be scheduled to emit."""
-        return self.limit - len(self.output_token_ids) - self.progress.placeholders
+        return kernel.tokens_allowed(self.limit, len(self.output_token_ids), self.progress.placeholders)
 
     def token_at(self, position: int) -> int:
         """Token of the replay (prompt, then outputs) at `position`."""

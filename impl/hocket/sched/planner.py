@@ -97,7 +97,7 @@ class _Attempt:
             live = self._standing.running[index]
             length = self._chunk_len(live.progress.computed, live.replay_len)
             end = live.progress.computed + length
-            if length and self._grant(index, end):
+            if kernel.row_fits(length, self._budget_left) and self._grant(index, end):
                 self._add_row(live, length, False)
         for live in waiting if admissions_open else ():
             if live is not overdue and not self._admit(live):
@@ -111,7 +111,7 @@ class _Attempt:
         for index in self._by_service(kernel.DECODE):
             live = self._standing.running[index]
             length = kernel.decode_len(live.allowed, live.drafts)
-            if length > self._budget_left:
+            if not kernel.row_fits(length, self._budget_left):
                 break
             if self._grant(index, live.progress.computed + 1):
                 self._add_row(live, length, False)
@@ -122,8 +122,9 @@ class _Attempt:
         standing = self._standing
         ready = [i for i, p in enumerate(standing.phases) if p == phase and i not in self._held]
         for index in sorted(ready, key=lambda index: standing.running[index].served):
-            # Looked at late on purpose: a row granted meanwhile may have preempted this one (S3).
-            if index not in self.account.victims:
+            # Asked late on purpose: a row granted meanwhile may have preempted this one (S3).
+            preempted = index in self.account.victims
+            if kernel.may_have_row(phase, standing.phases[index], index in self._held, preempted):
                 yield index
 
     def _chunk_len(self, computed: int, replay_len: int) -> int:
@@ -134,7 +135,7 @@ class _Attempt:
 
     def _add_row(self, live: LiveRequest, length: int, admitted: bool) -> None:
         self.rows.append(PlannedRow(live, length, admitted))
-        self._budget_left -= length
+        self._budget_left = kernel.budget_after(self._budget_left, length)
 
     def _grant(self, index: int, end: int) -> bool:
         """Give running request `index` the blocks to cover `end` tokens, by preempting drained juniors if it
@@ -169,7 +170,7 @@ class _Attempt:
         """Admit a waiting request with its first chunk if it is drained and finds seat, tokens and blocks."""
         standing, account, memory = self._standing, self.account, self._memory
         seniors = bisect_left(standing.running, live.seniority, key=lambda other: other.seniority)
-        num_running = len(standing.running) - len(account.victims) + self._num_admitted
+        num_running = kernel.seats_taken(len(standing.running), len(account.victims), self._num_admitted)
         # One preempted in this call is ahead of its juniors in the queue, and not admissible in it (S3).
         if any(victim < seniors for victim in account.victims):
             return False
@@ -177,7 +178,7 @@ class _Attempt:
         if not kernel.may_admit(in_flight, num_running, self._config.max_num_seqs):
             return False
         length = self._chunk_len(0, live.num_tokens)
-        if length == 0:
+        if not kernel.row_fits(length, self._budget_left):
             return False
         need = memory.need(live.tables, length)
         ask = kernel.admission_ask(live.replay_promise, need, memory.watermark, num_running > 0)

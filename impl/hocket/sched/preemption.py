@@ -110,8 +110,8 @@ class Account:
         """Free, less what others are promised, less what is set aside for `seniors` more senior running
         requests.
         """
-        promised_to_others = kernel.subtract(self.promised, own_outstanding)
-        return kernel.subtract(kernel.subtract(self.free, promised_to_others), self.set_aside(seniors))
+        aside = self.set_aside(seniors)
+        return tuple(map(kernel.may_take, self.free, self.promised, own_outstanding, aside))
 
     def available_to(self, index: int) -> Vector:
         """What running request `index` may take."""
@@ -162,7 +162,8 @@ class Account:
         return tuple(map(kernel.uncovered, need, self.own_outstanding(index)))
 
     def _set_outstanding(self, index: int, vector: Vector) -> None:
-        self.promised = kernel.add(kernel.subtract(self.promised, self.own_outstanding(index)), vector)
+        own = self.own_outstanding(index)
+        self.promised = tuple(map(kernel.promised_after, self.promised, own, vector))
         self._outstanding[index] = vector
 
 

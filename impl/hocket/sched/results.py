@@ -63,8 +63,8 @@ def _checked_row(index: int, phase: int, row: Row, tokens: object) -> tuple[int,
     field = f"sampled_token_ids[{index}] (request {row.live.request_id!r})"
     values = token_tuple(field, tokens)
     high = row.reserved
-    low = 0 if not row.is_current else min(1, high)
-    if not low <= len(values) <= high:
+    low = kernel.least_tokens(row.is_current, high)
+    if not kernel.result_fits(row.is_current, high, len(values)):
         allowed = f"{low}" if low == high else f"{low} to {high}"
         kind = "decode" if phase == kernel.DECODE else "prefill"
         raise ValueError(

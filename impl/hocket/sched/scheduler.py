@@ -65,8 +65,7 @@ class Scheduler:
         self._running: list[LiveRequest] = []  # most senior first
         self._waiting = WaitingQueue()
         self._notices = Notices()
-        # Decode is owed first: with nothing to decode yet, prefill runs at once as the fallback.
-        self._turn = kernel.Turn(kernel.DECODE, 0)
+        self._turn = kernel.first_turn()
         self._next_step_id = 1
         self._next_epoch = 1
         self._next_arrival = 1
@@ -110,10 +109,11 @@ class Scheduler:
             raise QueueFullError(
                 f"request {request.request_id!r}: max_num_queued_reqs = {most} requests wait already"
             )
+        epoch, self._next_epoch = kernel.epochs_at_arrival(self._next_epoch)
         live = LiveRequest(
             request,
             self._next_arrival,
-            self._new_epoch(),
+            epoch,
             self._output_limit(request),
             self._drafts(request),
             self._cache.new_tables(),
@@ -160,7 +160,7 @@ class Scheduler:
         nothing in flight and an unfinished request it is never empty. With `async_depth` dispatches in flight
         it is always empty.
         """
-        if len(self._ledger) >= self.config.async_depth:
+        if not kernel.has_room(len(self._ledger), self.config.async_depth):
             return self._empty_output()
         plan = self._planner.plan(self._turn, self._running, self._waiting)
         if plan.phase == kernel.NO_PHASE:
@@ -179,9 +179,7 @@ class Scheduler:
         tokens_of_row = checked_tokens(self._ledger.oldest, scheduler_output, model_runner_output)
         step = self._ledger.process_oldest()
         news = [
-            self._apply(step.phase, row, tokens)
-            for row, tokens in zip(step.rows, tokens_of_row, strict=True)
-            if row.is_current
+            self._apply(step.phase, row, tokens) for row, tokens in zip(step.rows, tokens_of_row, strict=True)
         ]
         self._cache.settle(step.step_id)
         return [output for output in news if output is not None]
@@ -252,8 +250,8 @@ class Scheduler:
         resumed = tuple(row.live.request_id for row in plan.rows if row.live.status == "preempted")
         blocks = [self._start_row(row, step_id) for row in plan.rows]
         rows = tuple(self._advance(plan.phase, row) for row in plan.rows)
-        if plan.phase == kernel.PREFILL and head is not None and not head.running:
-            head.overdue = True
+        if head is not None:
+            head.overdue = kernel.overdue_after(head.overdue, plan.phase, head.running)
         self._ledger.dispatch(InFlightStep(step_id, plan.phase, rows))
         self._turn = kernel.turn_after(
             self._turn, plan.phase, self.config.prefill_steps_per_turn, self.config.decode_steps_per_turn
@@ -281,8 +279,9 @@ class Scheduler:
         live = row.live
         if row.admitted:
             self._waiting.remove(live)
-            if live.status == "preempted":
-                live.epoch = self._new_epoch()
+            live.epoch, self._next_epoch = kernel.epochs_at_admission(
+                kernel.Epochs(live.epoch, self._next_epoch), live.status == "preempted"
+            )
             live.status = "running"
             live.overdue = False
             live.replay_len = live.num_tokens
@@ -303,12 +302,13 @@ class Scheduler:
         return Row(live, live.epoch, start, row.length, reserved)
 
     def _apply(self, phase: int, row: Row, tokens: tuple[int, ...]) -> RequestOutput | None:
-        """A current row's result: progress, tokens, returned windows, perhaps the end."""
-        live = row.live
-        if phase == kernel.PREFILL:
-            live.progress = kernel.progress_chunk_processed(live.progress, row.length, row.reserved)
-        else:
-            live.progress = kernel.progress_decode_processed(live.progress, row.length, len(tokens))
+        """A row's result: progress, tokens, returned windows, perhaps the end; nothing if it is stale."""
+        live, current = row.live, row.is_current
+        live.progress = kernel.progress_after_result(
+            live.progress, current, phase, row.length, row.reserved, len(tokens)
+        )
+        if not current:
+            return None
         emitted, ending = self._emit(live, tokens)
         if ending == kernel.GOES_ON:
             outdated = self._memory.outdated_columns(live, live.progress.processed)
@@ -332,7 +332,7 @@ class Scheduler:
         """End the epoch, take the blocks, go back to the queue. Prompt and outputs will be replayed."""
         self._leave_running(live)
         live.status = "preempted"
-        live.progress = kernel.Progress(0, 0, 0)
+        live.progress = kernel.no_progress()
         live.promise = self._memory.nothing
         live.replay_promise = self._promise(live.num_tokens)
         self._waiting.push(live)
@@ -392,11 +392,6 @@ class Scheduler:
             if self.config.reserve_full_prompt
             else self._memory.nothing
         )
-
-    def _new_epoch(self) -> int:
-        epoch = self._next_epoch
-        self._next_epoch += 1
-        return epoch
 
     def _empty_output(self) -> SchedulerOutput:
         preempted, finished = self._notices.take()

@@ -117,12 +117,15 @@ def second_group_not_released(patch: Patch) -> None:
 def block_handed_out_twice(patch: Patch) -> None:
     """Taking blocks leaves the last of them in the pool."""
 
-    def take(self: BlockPool, count: int) -> list[int]:
-        taken = self._free[len(self._free) - count :][::-1]
-        del self._free[len(self._free) - max(0, count - 1) :]
-        return taken
+    def make(real: Any) -> Any:
+        def take(self: BlockPool, count: int) -> list[int]:
+            taken: list[int] = real(self, count)
+            self._free.extend(taken[:1])
+            return taken
 
-    patch.set(BlockPool, "take", take)
+        return take
+
+    patch.wrap(BlockPool, "take", make)
 
 
 def resumed_table_incomplete(patch: Patch) -> None:

@@ -7,17 +7,9 @@ from typing import Any
 from hocket.sched import kernel
 from hocket.sched.in_flight import InFlightLedger
 from hocket.sched.live import LiveRequest
-from hocket.sched.planner import _Attempt
 from hocket.sched.scheduler import Scheduler
 from hocket_proofs.refuted.fault import ALIGNED, DRAFTING, LOCK_STEP, PLAIN, Fault, Patch, on
 from hocket_spec.check.instances import Traffic
-
-
-class Nothing(int):
-    """A zero that passes for a length."""
-
-    def __bool__(self) -> bool:
-        return True
 
 
 def ended_epochs_count(patch: Patch) -> None:
@@ -69,7 +61,8 @@ def resumption_not_told(patch: Patch) -> None:
         def dispatch(self: Scheduler, plan: Any) -> Any:
             for row in plan.rows:
                 if row.live.status == "preempted":
-                    row.live.epoch, row.live.status = self._new_epoch(), "waiting"
+                    row.live.epoch, self._next_epoch = kernel.epochs_at_arrival(self._next_epoch)
+                    row.live.status = "waiting"
             return real(self, plan)
 
         return dispatch
@@ -145,8 +138,7 @@ def alignment_of_lengths(patch: Patch) -> None:
 
 def chunk_of_nothing(patch: Patch) -> None:
     """A chunk that was floored to nothing is dispatched."""
-    patch.wrap(_Attempt, "_chunk_len", lambda real: lambda self, computed, replay: Nothing(
-        real(self, computed, replay)))  # fmt: skip
+    patch.set(kernel, "row_fits", lambda length, left: length <= left)
 
 
 def goes_on_after_a_stop(patch: Patch) -> None:
