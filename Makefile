@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help install demo test bench verify lint types arrows format dist
+.PHONY: help install demo test bench verify prove lint types arrows format dist
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z ]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ bench: $(STAMP) ## run every tests/bench/*.py briefly: make bench ARGS="--repeat
 
 verify: $(STAMP) ## run every claim, then a table: make verify PROFILE=quick (standard, full) ARGS="--processes 4"
 	@$(BIN)/hocket verify $(if $(PROFILE),--profile $(PROFILE)) $(ARGS)
+
+prove: $(STAMP) ## run only what is proved without bound: Z3 and CrossHair on the functions that ship
+	@$(BIN)/hocket verify --proofs $(ARGS)
 
 lint types arrows: $(STAMP) ## one of the static checks
 	@$(BIN)/python tests/tiers.py $@

@@ -56,6 +56,7 @@ TIERS = (
     Tier("arrows", commands=(("lint-imports", "--no-logo"),)),
     Tier("unit", folder="unit"),
     Tier("conformance", folder="conformance"),
+    Tier("proofs", folder="proofs"),
     Tier("scenarios", folder="scenarios"),
     Tier("e2e", folder="e2e"),
     Tier("quality", folder="quality"),

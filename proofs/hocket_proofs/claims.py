@@ -14,9 +14,10 @@ from hocket_proofs import families
 from hocket_proofs.jobs import GLUE, PLAIN_FAULTS, PROFILES, Done, Profile
 from hocket_proofs.refuted import FAULTS
 from hocket_proofs.refuted.fault import Fault
+from hocket_proofs.theorems import EXHAUSTED, THEOREMS
 from hocket_spec.check.gates import GATES
 
-PROVED, EXHAUSTED, TESTED = "proved", "exhausted", "tested"
+TESTED = "tested"
 
 # With depth 1 a call with room in the pipeline has nothing in flight, so there is nothing to wait for.
 UNREACHABLE = frozenset({
@@ -80,6 +81,10 @@ def _all_exhausted(e: Evidence) -> str:
 
 def _instances(e: Evidence) -> str:
     return f"{e.cases} instances, {e.steps:,} transitions"
+
+
+def _lemmas(e: Evidence) -> str:
+    return f"{e.cases} lemmas"
 
 
 def _no_difference(e: Evidence) -> str:
@@ -170,6 +175,18 @@ def _by_layer(faults: Iterable[Fault]) -> str:
 
 
 def _claims() -> Iterable[Claim]:
+    for k, theorem in enumerate(THEOREMS):
+        source = ("proof", f"theorem {k}")
+        yield Claim(
+            theorem.property,
+            theorem.says,
+            "Z3",
+            theorem.label,
+            theorem.scope,
+            source,
+            _lemmas,
+            _all_exhausted,
+        )
     for name, says in IN_LOCK_STEP.items():
         yield Claim(
             name, says, "lock-step", EXHAUSTED, SMALL, ("lock-step", "small"), _instances, _all_exhausted
@@ -219,7 +236,10 @@ def _claims() -> Iterable[Claim]:
 
 CLAIMS: tuple[Claim, ...] = tuple(_claims())
 
-NEEDS = {"model": ("torch", "model")}  # kind of work -> package, extra that brings it
+NEEDS = {
+    "model": ("torch", "model"),
+    "proof": ("z3", "verify"),
+}  # kind of work -> package, extra that brings it
 
 
 def evidence(claim: Claim, done: Iterable[Done], profile: Profile) -> Evidence:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from hocket_proofs import exact, families, packs, refute, soak
 from hocket_proofs.refuted import FAULTS
 from hocket_proofs.refuted.fault import MODEL, Fault
+from hocket_proofs.theorems import THEOREMS
 from hocket_spec.check.instances import Instance
 
 PIECE = 6  # instances of one piece
@@ -91,8 +92,14 @@ def plan(profile: Profile) -> list[Job]:
     jobs += [Job("simulation", "worlds", k, k + 1, profile.name) for k in range(profile.simulated // share)]
     jobs += [Job("packs", "packs", 0, 1, profile.name)]
     jobs += [Job("model", "traces", depth, depth + 1, profile.name) for depth in families.DEPTHS]
+    jobs += proofs(profile)
     heavy = {"wide": 0, "traces": 1, "worlds": 2}
     return sorted(jobs, key=lambda job: heavy.get(job.family, 9))
+
+
+def proofs(profile: Profile) -> list[Job]:
+    """The theorems, which are the same in every profile."""
+    return [Job("proof", f"theorem {k}", k, k + 1, profile.name) for k in range(len(THEOREMS))]
 
 
 def run(job: Job) -> Done:
@@ -179,7 +186,18 @@ def model(job: Job) -> Done:
     return Done(job, 0.0, 1, 0, 0, recorded.dispatches, broken=recorded.failure)
 
 
+def proof(job: Job) -> Done:
+    """The lemmas of one theorem; the first that Z3 does not prove is what is wrong."""
+    from hocket_proofs.symbolic import prover  # z3
+
+    theorem = THEOREMS[job.start]
+    answers = [prover.prove(lemma) for lemma in theorem.lemmas()]
+    wrong = [answer for answer in answers if answer != prover.PROVED]
+    broken = wrong[0] if wrong else "" if answers else "no lemmas"
+    return Done(job, 0.0, len(answers), len(answers) - len(wrong), 0, 0, broken=broken)
+
+
 WORK: dict[str, Callable[[Job], Done]] = {
     "lock-step": lock_step, "explorer": explorer, "refuted": refuted, "simulation": simulation,
-    "packs": all_packs, "model": model,
+    "packs": all_packs, "model": model, "proof": proof,
 }  # fmt: skip

@@ -14,6 +14,7 @@ from hocket_proofs.claims import CLAIMS, NEEDS, Claim, evidence
 from hocket_proofs.jobs import PROFILES, Done, Job, Profile, plan, run
 
 HOLDS = "holds"
+PROOFS = ("proof",)  # kinds of work that know no bound
 
 
 class Verdict(NamedTuple):
@@ -53,10 +54,14 @@ def missing() -> dict[str, str]:
     return {kind: extra for kind, (package, extra) in NEEDS.items() if find_spec(package) is None}
 
 
-def judge(done: Sequence[Done], profile: Profile, absent: dict[str, str]) -> list[Verdict]:
-    """Every claim against what was found."""
+def judge(
+    done: Sequence[Done], profile: Profile, absent: dict[str, str], kinds: Sequence[str] = ()
+) -> list[Verdict]:
+    """Every claim against what was found; only those that rest on `kinds` of work, if any are named."""
     verdicts = []
     for claim in CLAIMS:
+        if kinds and claim.source[0] not in kinds:
+            continue
         if (kind := claim.source[0]) in absent:
             verdicts.append(Verdict(claim, "", 0.0, f"not run: pip install 'hocket[{absent[kind]}]'"))
             continue
@@ -66,13 +71,16 @@ def judge(done: Sequence[Done], profile: Profile, absent: dict[str, str]) -> lis
 
 
 def verify(
-    profile: Profile, processes: int, say: Callable[[str], None] = lambda line: None
+    profile: Profile,
+    processes: int,
+    say: Callable[[str], None] = lambda line: None,
+    kinds: Sequence[str] = (),
 ) -> tuple[list[Done], list[Verdict]]:
-    """Run a profile and judge all claims."""
+    """Run a profile and judge all claims; only `kinds` of work, if any are named."""
     absent = missing()
-    jobs = [job for job in plan(profile) if job.kind not in absent]
+    jobs = [job for job in plan(profile) if job.kind not in absent and job.kind in (kinds or (job.kind,))]
     done = work(jobs, processes, say)
-    return done, judge(done, profile, absent)
+    return done, judge(done, profile, absent, kinds)
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
@@ -92,22 +100,26 @@ def table(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def summary(profile: Profile, verdicts: Sequence[Verdict], wall: float) -> str:
+def summary(name: str, verdicts: Sequence[Verdict], wall: float) -> str:
     """The closing lines: whatever falls short in full, then the count."""
     short = [v for v in verdicts if v.verdict != HOLDS]
     lines = [f"{v.claim.property} by {v.claim.tool}: {v.verdict}" for v in short]
     held = len(verdicts) - len(short)
-    lines.append(f"{profile.name}: {held} of {len(verdicts)} claims hold, {wall:.0f} s on the clock")
+    lines.append(f"{name}: {held} of {len(verdicts)} claims hold, {wall:.0f} s on the clock")
     return "\n".join(lines)
 
 
-def main(name: str, processes: int) -> int:
-    """Run a profile with progress on stderr and the table on stdout; 1 if any claim falls short."""
+def main(name: str, processes: int, kinds: Sequence[str] = ()) -> int:
+    """Run a profile, or some kinds of work of it, with progress on stderr and the table on stdout.
+
+    1 if any claim falls short.
+    """
     profile, begin = PROFILES[name], time.perf_counter()
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    _, verdicts = verify(profile, processes, say)
-    print(f"\n{table(verdicts)}\n\n{summary(profile, verdicts, time.perf_counter() - begin)}", flush=True)
+    _, verdicts = verify(profile, processes, say, kinds)
+    title = "proofs" if kinds else name
+    print(f"\n{table(verdicts)}\n\n{summary(title, verdicts, time.perf_counter() - begin)}", flush=True)
     return 0 if all(v.verdict == HOLDS for v in verdicts) else 1

@@ -8,8 +8,9 @@ import pytest
 from hocket.cli.main import main
 from hocket.cli.verify import PROFILES as FLAGS
 from hocket_proofs import claims, families, jobs, verify
-from hocket_proofs.claims import CLAIMS, EXHAUSTED, PROVED, TESTED
+from hocket_proofs.claims import CLAIMS, TESTED
 from hocket_proofs.jobs import PROFILES, Done, Job
+from hocket_proofs.theorems import EXHAUSTED, PROVED, THEOREMS
 from hocket_spec.check.gates import GATES
 from tests.quality.sources import ROOT
 
@@ -53,6 +54,7 @@ def whole(*changed: Done) -> list[Done]:
             done("explorer", "narrow", waits=reached()),
             done("packs", "packs"), done("simulation", "worlds"), done("model", "traces"),
             done("model", "faults"), done("refuted", "faults"),
+            *(done("proof", f"theorem {k}") for k in range(len(THEOREMS))),
         )
     }  # fmt: skip
     return list((pieces | {(d.job.kind, d.job.family): d for d in changed}).values())
@@ -110,9 +112,11 @@ def test_a_bound_that_is_not_reached_falls_short() -> None:
 
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "find_spec", lambda name: None)
-    assert verify.missing() == {"model": "model"}
+    assert verify.missing() == {"model": "model", "proof": "verify"}
     assert short(whole(), verify.missing()) == {
-        f"{tool}: not run: pip install 'hocket[model]'" for tool in ("trace replay", "refuted")
+        "trace replay: not run: pip install 'hocket[model]'",
+        "refuted: not run: pip install 'hocket[model]'",
+        "Z3: not run: pip install 'hocket[verify]'",
     }
 
 

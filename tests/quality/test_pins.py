@@ -12,6 +12,8 @@ from tests.quality.sources import PACKAGES, ROOT, imports, source_files
 # The tools that make an environment before anything is installed into it.
 SEEDS = {"pip", "setuptools", "hocket"}
 
+SOLD_AS = {"z3": "z3-solver"}  # packages that are imported under another name
+
 
 def normal(name: str) -> str:
     """One spelling for names that are equal to package managers."""
@@ -43,7 +45,8 @@ def declared() -> set[str]:
 
 def foreign(paths: list[Path]) -> set[str]:
     roots = {module.partition(".")[0] for path in paths for module in imports(ast.parse(path.read_text()))}
-    return {normal(root) for root in roots - sys.stdlib_module_names - set(PACKAGES)}
+    outside = roots - sys.stdlib_module_names - set(PACKAGES)
+    return {normal(SOLD_AS.get(root, root)) for root in outside}
 
 
 def test_everything_imported_is_declared() -> None:

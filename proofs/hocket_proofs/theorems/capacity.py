@@ -1,0 +1,169 @@
+"""The capacity formula is what tables need at most, for any block sizes, windows, lengths and drafts (S5).
+
+Need is a sum over the groups of a pool, so that what holds of every group at two starts holds of the sum; a
+group stands for any number of them. `capacity_need` itself is a loop over starts whose number is not known
+beforehand: what is proved is that its body keeps the largest need (`larger_need`), and that the starts which
+it looks at are enough. That the loop visits first, first + block size, ... up to last is Python's `range`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import z3
+
+from hocket.core.config import SchedulerConfig
+from hocket.sched import kernel
+from hocket.sched.kernel import Group
+from hocket_proofs.symbolic.lifting import integer, run, symbol
+from hocket_proofs.symbolic.prover import Lemma
+from hocket_proofs.symbolic.values import FLOOR, quotients, term
+from hocket_proofs.theorems.arithmetic import ordered, products_ordered, quotient, shifted
+
+GROUP: Group = symbol(Group, "group", 0)
+START, REACH, TOTAL, PERIOD = (integer(n) for n in ("start", "reach", "total", "period"))
+SIZE, WINDOW = term(GROUP.block_size), term(GROUP.window)
+Q, F, N = term(START), term(REACH), term(TOTAL)
+SHAPE = (SIZE >= 1, WINDOW >= 0, F >= 1, N >= 1, 0 <= Q, Q < N)
+
+
+def held_at(start: Any) -> Any:
+    """Blocks of the group when a row starts at `start`, as the shipped function says."""
+    return term(run(kernel.blocks_at, GROUP, start, REACH, TOTAL))
+
+
+def orders(*terms: Any) -> list[Any]:
+    """Of all quotients in `terms` by the group's block size: the larger number has no smaller one."""
+    numbers = [a for a, d in quotients(*terms) if d.eq(SIZE)]
+    return [ordered(a, b, SIZE) for a in numbers for b in numbers if not a.eq(b)]
+
+
+def slope(number: Any) -> int:
+    """By how much a number grows with the start."""
+    grown = z3.substitute(number, (Q, Q + 1)) - number
+    return int(z3.simplify(grown, som=True).as_long())
+
+
+def enough_starts() -> Iterable[Lemma]:
+    """Whatever the start, one that is looked at needs no less."""
+    last = run(kernel.last_start, TOTAL, REACH)
+    first = run(kernel.first_start, last, PERIOD)
+    here, before, further = held_at(START), held_at(START - 1), held_at(START + PERIOD)
+    yield Lemma(
+        "starts past the last one only return blocks",
+        here <= before,
+        (*SHAPE, Q > term(last), *orders(here, before)),
+    )
+    times, p = integer("blocks per period").term, term(PERIOD)
+    by_period = [shifted(a, SIZE, slope(a) * times) for a, d in quotients(here) if d.eq(SIZE) and slope(a)]
+    yield Lemma(
+        "a whole period later a windowed group needs no fewer",
+        here <= further,
+        (
+            *SHAPE,
+            WINDOW >= 1,
+            times >= 1,
+            p == SIZE * times,
+            Q + p <= term(last),
+            *by_period,
+            *orders(here, further),
+        ),
+    )
+    yield Lemma(
+        "and a group without a window never does",
+        here <= further,
+        (*SHAPE, WINDOW == 0, p >= 1, *orders(here, further)),
+    )
+    entry = term(run(kernel.first_entry, first, REACH, GROUP.block_size))
+    low, place = term(first), FLOOR(Q + F - 1, SIZE)
+    period = (p >= 1,)
+    enters = z3.IntVal(0) == Q + F - 1 - SIZE * place
+    yield Lemma(
+        "from one start to the next need grows only where a row enters a new block",
+        here <= before,
+        (
+            *SHAPE,
+            Q >= 1,
+            Q <= term(last),
+            z3.Not(enters),
+            *orders(here, before),
+            quotient(-(Q + F), SIZE, -place - 1),
+            quotient(-(Q - 1 + F), SIZE, -place - 1),
+        ),
+    )
+    steps = place + FLOOR(1 - F - low, SIZE)
+    yield Lemma(
+        "every start of the period at which a row enters a new block is visited",
+        z3.And(entry <= Q, Q - entry == SIZE * steps),
+        (*SHAPE, *period, low <= Q, Q <= term(last), enters, products_ordered(steps, z3.IntVal(-1), SIZE)),
+    )
+    yield Lemma(
+        "no start is visited before the period or past the request",
+        z3.And(0 <= low, low <= entry, low <= term(last), term(last) < N),
+        (*SHAPE, *period),
+    )
+    yield Lemma(
+        "the period is whole, or begins with the request",
+        z3.Or(low == 0, low + p == term(last) + 1),
+        (*SHAPE, *period),
+    )
+
+
+def loop_body() -> Iterable[Lemma]:
+    """The body of the loop keeps the largest need; groups of a pool add up."""
+    need = integer("need")
+    for size in (1, 2, 3):
+        groups = tuple(symbol(Group, f"group {k}", 0) for k in range(size))
+        here = run(kernel.blocks_of_all_at, groups, START, REACH, TOTAL)
+        each = [term(run(kernel.blocks_at, group, START, REACH, TOTAL)) for group in groups]
+        yield Lemma(f"need of {size} groups is the sum of theirs", term(here) == z3.Sum(each))
+    larger = term(run(kernel.larger_need, need, (GROUP,), START, REACH, TOTAL))
+    here = held_at(START)
+    yield Lemma("the larger need is kept", larger == z3.If(term(need) < here, here, term(need)))
+
+
+def shipped(name: str) -> Any:
+    """The function behind a property of the configuration."""
+    return vars(SchedulerConfig)[name].fget
+
+
+def tables() -> Iterable[Lemma]:
+    """What the formula counts is what a table holds once a row has got its blocks."""
+    columns, length = integer("columns"), integer("length")
+    n, row = term(columns), term(length)
+    end = START + length
+    grown = columns + run(kernel.new_columns, end, GROUP.block_size, columns)
+    kept = grown - run(kernel.outdated_columns, START, GROUP.window, GROUP.block_size, grown)
+    formula, hints = held_at(START), orders(term(kept), held_at(START))
+    # A table never reaches past what has been scheduled: here up to the start of the row.
+    before = term(run(kernel.columns_for, START, GROUP.block_size))
+    given = (*SHAPE, row >= 1, Q + row <= N, row <= F, 0 <= n, n <= before)
+    yield Lemma(
+        "no row from processed progress on makes a table hold more than the formula says",
+        term(kept) <= formula,
+        (*given, *hints, *orders(term(kept), formula, before)),
+    )
+    yield Lemma(
+        "the longest row makes it hold just that",
+        term(kept) == formula,
+        (*given, *orders(term(kept), formula, before), z3.Or(row == F, Q + row == N)),
+    )
+    config = SimpleNamespace(
+        prefill_chunk_size=integer("chunk_size"),
+        chunk_alignment=integer("alignment"),
+        num_speculative_tokens=integer("drafts"),
+    )
+    config.aligned_chunk_size = run(shipped("aligned_chunk_size"), config)
+    reach = term(run(shipped("max_row_len"), config))
+    chunk, drafts, budget = integer("chunk_size"), integer("drafts"), integer("budget")
+    cut = run(kernel.chunk_len, START, TOTAL, config.aligned_chunk_size, budget, config.chunk_alignment)
+    aligned = term(config.chunk_alignment)
+    sane = (term(chunk) >= 1, aligned >= 1, aligned <= term(chunk), term(drafts) >= 0, term(budget) >= 1)
+    yield Lemma("no chunk is longer than the reach", term(cut) <= reach, (*SHAPE, *sane))
+    yield Lemma(
+        "no decode row is, drafts included",
+        term(run(kernel.decode_len, integer("allowed"), drafts)) <= reach,
+        sane,
+    )
