@@ -4,8 +4,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+NPU_BIN := .venv-npu/bin
+NPU_STAMP := .venv-npu/.installed
+FAKE_CANN := .venv-npu/fake_cann
 
-.PHONY: help install demo test bench verify prove lint types arrows format dist
+.PHONY: help install npu-env demo test bench verify prove lint types arrows format dist
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z ]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +23,21 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP_INSTALL) hatchling editables
 	@$(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
 	@touch $@
+
+npu-env: $(FAKE_CANN)/libascendcl.so ## make .venv-npu with torch_npu, for the tests of the NPU path (no NPU needed)
+
+# An environment of its own: torch_npu, once installed, breaks a plain `import torch` where CANN is missing.
+$(NPU_STAMP): pyproject.toml constraints.txt constraints-npu.txt
+	@test -x $(NPU_BIN)/python || $(PYTHON) -m venv .venv-npu
+	@echo "installing into .venv-npu (once; pyproject.toml, constraints.txt and constraints-npu.txt decide when again)"
+	@$(NPU_BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints-npu.txt \
+		hatchling editables
+	@$(NPU_BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints-npu.txt \
+		--no-build-isolation --editable '.[npu]' hypothesis pytest pytest-timeout pytest-xdist
+	@touch $@
+
+$(FAKE_CANN)/libascendcl.so: $(NPU_STAMP) tests/npu/fake_cann/build.py tests/npu/fake_cann/fake_acl.c
+	@$(NPU_BIN)/python tests/npu/fake_cann/build.py $(FAKE_CANN)
 
 demo: $(STAMP) ## run the demonstration: make demo ARGS="--async-depth 1"
 	@$(BIN)/hocket demo $(ARGS)

@@ -30,6 +30,7 @@ class Tier(NamedTuple):
     commands: tuple[tuple[str, ...], ...] = ()
     folder: str = ""
     workers: int = WORKERS  # processes that share the tests of the folder
+    npu: bool = False  # in the environment of `make npu-env`: torch_npu on the fake CANN runtime
 
 
 class Result(NamedTuple):
@@ -59,6 +60,7 @@ TIERS = (
     Tier("proofs", folder="proofs"),
     Tier("scenarios", folder="scenarios"),
     Tier("e2e", folder="e2e"),
+    Tier("t2", folder="npu/t2", npu=True),
     Tier("quality", folder="quality"),
     Tier("packaging", folder="packaging", workers=1),
 )
@@ -104,6 +106,17 @@ def read_report(path: Path) -> tuple[int, int, Counter[str]]:
     return counts["passed"], counts["failed"], skips
 
 
+def npu_environment(root: Path) -> tuple[str, dict[str, str]]:
+    """Make the environment with torch_npu if need be: its python, and the variables that it has to start
+    with. Raises CalledProcessError if it cannot be made.
+    """
+    subprocess.run(["make", "--no-print-directory", "npu-env"], cwd=root, check=True)
+    # A task queue would run torch_npu's calls in a thread of its own; the fake runtime wants them in order.
+    settings = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "TASK_QUEUE_ENABLE": "0"}
+    libraries = str(root / ".venv-npu/fake_cann")
+    return str(root / ".venv-npu/bin/python"), {"LD_LIBRARY_PATH": libraries, **settings}
+
+
 def run_folder(tier: Tier, root: Path) -> Result:
     """Run the tests of a folder. A folder without tests counts as one skipped check."""
     begin = time.perf_counter()
@@ -112,11 +125,16 @@ def run_folder(tier: Tier, root: Path) -> Result:
         return Result(tier.name, 0, 0, Counter([f"tests/{tier.folder} holds no tests"]), 0.0)
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
-        command = [sys.executable, "-m", "pytest", str(folder), "--quiet", f"--junitxml={report}"]
+        try:
+            python, variables = npu_environment(root) if tier.npu else (sys.executable, {})
+        except subprocess.CalledProcessError as error:
+            spent = time.perf_counter() - begin
+            return Result(tier.name, 0, 1, Counter(), spent, f"`{' '.join(error.cmd)}` failed")
+        command = [python, "-m", "pytest", str(folder), "--quiet", f"--junitxml={report}"]
         if tier.workers > 1:
             # One thread of torch per process: more would fight for the same cores.
             command += [f"--numprocesses={tier.workers}", "--dist=worksteal"]
-        env = {**os.environ, "OMP_NUM_THREADS": str(max(1, WORKERS // tier.workers))}
+        env = {**os.environ, **variables, "OMP_NUM_THREADS": str(max(1, WORKERS // tier.workers))}
         status = subprocess.run(command, cwd=root, env=env, check=False).returncode
         passed, failed, skips = read_report(report) if report.exists() else (0, 0, Counter[str]())
     problem = ""

@@ -144,7 +144,15 @@ def test_unknown_tier_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_folder_of_tests_is_a_tier() -> None:
-    folders = {
-        path.parent.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/**/test_*.py")
-    }
-    assert folders - {"bench"} <= {tier.folder for tier in tiers.TIERS}
+    folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").glob("*/**/test_*.py")}
+    tiered = [Path(tier.folder) for tier in tiers.TIERS if tier.folder] + [Path("bench")]
+    assert [folder for folder in folders if not any(folder.is_relative_to(home) for home in tiered)] == []
+
+
+def test_an_environment_that_cannot_be_made_is_red(tmp_path: Path) -> None:
+    (tmp_path / "tests/npu/t2").mkdir(parents=True)
+    (tmp_path / "tests/npu/t2/test_it.py").write_text(PASSES)
+    (tmp_path / "Makefile").write_text("npu-env:\n\tfalse\n")
+    result = tiers.run_folder(tiers.Tier("t2", folder="npu/t2", npu=True), tmp_path)
+    assert (result.passed, result.failed) == (0, 1)
+    assert "npu-env` failed" in result.problem
