@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hocket_kernels.kv_write import grouped_kv_write_
+from hocket_kernels.registry import Implementation, op
 from hocket_kernels.rms_norm import rms_norm
 from hocket_kernels.rotary import partial_rotary
 
@@ -29,6 +30,68 @@ def _update_(state: Tensor, slots: Tensor, kv_score: Tensor, ape: Tensor, positi
     grouped_kv_write_(state, slots, torch.cat((kv, score + ape[phase]), dim=-1))
 
 
+def _fake(
+    state: Tensor,
+    kv_score: Tensor,
+    ape: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    window_slots: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+) -> Tensor:
+    halves = 4 if ape.shape[0] == 4 else 2
+    return state.new_empty(window_slots.shape[0], state.shape[1] // halves)
+
+
+def _triton(
+    state: Tensor,
+    kv_score: Tensor,
+    ape: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    window_slots: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+) -> Tensor:
+    from hocket_kernels.vector_kernels import compressor_pool, compressor_update_
+
+    compressor_update_(state, slots, kv_score, ape, positions)
+    pooled = compressor_pool(state, window_slots, 2 if ape.shape[0] == 4 else 1)
+    return partial_rotary(rms_norm(pooled, norm_weight, eps), cos, sin, inverse=False)
+
+
+def _refuses(
+    state: Tensor,
+    kv_score: Tensor,
+    ape: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    window_slots: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+) -> str:
+    return "" if state.is_contiguous() else "the state is not contiguous"
+
+
+_SCHEMA = (
+    "(Tensor(a!) state, Tensor kv_score, Tensor ape, Tensor positions, Tensor slots, Tensor window_slots,"
+    " Tensor norm_weight, float eps, Tensor cos, Tensor sin) -> Tensor"
+)
+# The `compressor` of custom packages is another op: it holds the projection, another layout of the state and
+# packs what closes in an order of its own.
+_IMPLEMENTATIONS = [
+    Implementation("triton", ("compressor_update_", "compressor_pool"), _triton, _refuses),
+]
+
+
+@op(_SCHEMA, _fake, _IMPLEMENTATIONS)
 def compress_ratio4_(
     state: Tensor,
     kv_score: Tensor,
@@ -57,7 +120,7 @@ def compress_ratio4_(
     if not entries:
         return state.new_empty(0, width)
     # A state row is four pieces: kv first half, kv second half, score first half, score second half.
-    half = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1], device=state.device)
+    half = torch.arange(8, device=state.device).div(4, rounding_mode="floor")
     piece = window_slots.clamp(min=0) * 4 + half
     gathered = state.view(-1, width).index_select(0, torch.cat((piece, piece + 2), dim=1).flatten())
     kv, scores = gathered.view(entries, 16, width).chunk(2, dim=1)
@@ -66,6 +129,7 @@ def compress_ratio4_(
     return _pool(kv, scores, norm_weight, eps, cos, sin)
 
 
+@op(_SCHEMA, _fake, _IMPLEMENTATIONS)
 def compress_ratio128_(
     state: Tensor,
     kv_score: Tensor,

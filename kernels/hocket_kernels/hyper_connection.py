@@ -7,6 +7,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hocket_kernels.registry import Implementation, custom, op
+
+_FOUR = "a custom kernel knows 4 streams in bfloat16, not"
+
 
 def _mix(streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, norm_eps: float) -> Tensor:
     """scale * (RMS(vec X) fn^T) + base; the norm, over all n * h values, has no weight. float32 [T,
@@ -43,6 +47,45 @@ def _sinkhorn(logits: Tensor, iters: int, eps: float) -> Tensor:
     return c
 
 
+def _pre_fake(
+    streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, iters: int, hc_eps: float, norm_eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows, n, hidden = streams.shape
+    x = streams.new_empty(rows, hidden)
+    return x, fn.new_empty(rows, n), fn.new_empty(rows, n, n)
+
+
+def _pre_custom(
+    streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, iters: int, hc_eps: float, norm_eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """npu_hc_pre takes the three scales once each."""
+    n = streams.shape[1]
+    scales = scale[: 2 * n + 1 : n].contiguous()
+    x, post, comb = custom("npu_hc_pre")(
+        streams.contiguous(), fn, scales, base, hc_mult=n, hc_sinkhorn_iters=iters, norm_eps=norm_eps,
+        hc_eps=hc_eps,
+    )  # fmt: skip
+    return x, post, comb
+
+
+def _pre_refuses(
+    streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, iters: int, hc_eps: float, norm_eps: float
+) -> str:
+    return _refuses(streams)
+
+
+def _refuses(streams: Tensor) -> str:
+    if streams.shape[1] != 4 or streams.dtype != torch.bfloat16:
+        return f"{_FOUR} {streams.shape[1]} in {streams.dtype}"
+    return "" if streams.shape[0] else "no rows"
+
+
+@op(
+    "(Tensor streams, Tensor fn, Tensor scale, Tensor base, int iters, float hc_eps, float norm_eps)"
+    " -> (Tensor, Tensor, Tensor)",
+    _pre_fake,
+    [Implementation("custom", ("npu_hc_pre",), _pre_custom, _pre_refuses)],
+)
 def hc_pre(
     streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, iters: int, hc_eps: float, norm_eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -64,6 +107,25 @@ def hc_pre(
     return _collapse(streams, gates[:, :n] + hc_eps), 2 * gates[:, n:], comb
 
 
+def _post_fake(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+    return torch.empty_like(streams, memory_format=torch.contiguous_format)
+
+
+def _post_custom(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+    """npu_hc_post wants a batch axis."""
+    arguments = (t.contiguous().unsqueeze(0) for t in (y, streams, post, comb))
+    return custom("npu_hc_post")(*arguments).squeeze(0)  # type: ignore[no-any-return]
+
+
+def _post_refuses(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> str:
+    return _refuses(streams) if y.dtype == streams.dtype else f"y is {y.dtype}"
+
+
+@op(
+    "(Tensor y, Tensor streams, Tensor post, Tensor comb) -> Tensor",
+    _post_fake,
+    [Implementation("custom", ("npu_hc_post",), _post_custom, _post_refuses)],
+)
 def hc_post(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     """X'_k = post_k y + sum_j C_jk X_j (the first index of C is summed).
 
@@ -74,6 +136,16 @@ def hc_post(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     return torch.addcmul(mixed, post.unsqueeze(-1), y.to(torch.float32).unsqueeze(1)).to(streams.dtype)
 
 
+def _head_fake(
+    streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, hc_eps: float, norm_eps: float
+) -> Tensor:
+    return streams.new_empty(streams.shape[0], streams.shape[2])
+
+
+@op(
+    "(Tensor streams, Tensor fn, Tensor scale, Tensor base, float hc_eps, float norm_eps) -> Tensor",
+    _head_fake,
+)
 def hc_head(
     streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, hc_eps: float, norm_eps: float
 ) -> Tensor:

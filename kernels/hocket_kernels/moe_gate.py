@@ -5,9 +5,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hocket_kernels.registry import op
 from hocket_kernels.topk import deterministic_topk
 
 
+def _fake(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    tid2eid: Tensor | None,
+    token_ids: Tensor | None,
+    top_k: int,
+    scaling: float,
+) -> tuple[Tensor, Tensor]:
+    width = top_k if tid2eid is None else tid2eid.shape[1]
+    return weight.new_empty(x.shape[0], width), x.new_empty(x.shape[0], width, dtype=torch.int64)
+
+
+# Stock npu_moe_gating_top_k documents softmax and sigmoid, not sqrt(softplus), and no order of ties.
+@op(
+    "(Tensor x, Tensor weight, Tensor? bias, Tensor? tid2eid, Tensor? token_ids, int top_k, float scaling)"
+    " -> (Tensor, Tensor)",
+    _fake,
+)
 def moe_gate(
     x: Tensor,
     weight: Tensor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,20 +22,22 @@ class QueryBlocks(NamedTuple):
     unblock: Tensor
 
 
-def query_blocks(query_start_loc: Tensor, chunk_starts: Tensor, size: int) -> QueryBlocks:
+def query_blocks(
+    query_start_loc: Tensor, chunk_starts: Tensor, chunk_lens: Sequence[int], size: int
+) -> QueryBlocks:
     """Blocks of at most `size` rows. query_start_loc: int [N + 1]; chunk_starts: int64 [N]; every chunk has a
-    row.
+    row. chunk_lens: rows of each request, as the host knows them, so that no shape depends on data.
     """
     begins, ends = query_start_loc[:-1].to(torch.int64), query_start_loc[1:].to(torch.int64)
     lens = ends - begins
-    size = min(size, int(lens.max()))
+    size = min(size, max(chunk_lens))
     counts = (lens + size - 1) // size
-    requests = torch.repeat_interleave(counts)
+    requests = torch.repeat_interleave(counts, output_size=sum(-(-n // size) for n in chunk_lens))
     first_block = counts.cumsum(0) - counts
     ordinal = torch.arange(requests.shape[0], device=lens.device) - first_block[requests]
     step = torch.arange(size, device=lens.device)
     offsets = torch.minimum((ordinal * size).unsqueeze(1) + step, (lens[requests] - 1).unsqueeze(1))
-    owner = torch.repeat_interleave(lens)
+    owner = torch.repeat_interleave(lens, output_size=sum(chunk_lens))
     within = torch.arange(owner.shape[0], device=lens.device) - begins[owner]
     return QueryBlocks(
         rows=begins[requests].unsqueeze(1) + offsets,

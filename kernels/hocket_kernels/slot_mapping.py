@@ -5,9 +5,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hocket_kernels.registry import Implementation, op
 from hocket_kernels.slot_rule import column_of, physical_row
 
 
+def _fake(block_table: Tensor, requests: Tensor, positions: Tensor, block_size: int, ratio: int) -> Tensor:
+    return torch.empty_like(requests + positions)
+
+
+def _triton(block_table: Tensor, requests: Tensor, positions: Tensor, block_size: int, ratio: int) -> Tensor:
+    from hocket_kernels.vector_kernels import slot_mapping
+
+    return slot_mapping(block_table, requests, positions, block_size, ratio)
+
+
+def _refuses(block_table: Tensor, requests: Tensor, positions: Tensor, block_size: int, ratio: int) -> str:
+    return "" if block_table.is_contiguous() else "the block table is not contiguous"
+
+
+@op(
+    "(Tensor block_table, Tensor requests, Tensor positions, int block_size, int ratio) -> Tensor",
+    _fake,
+    [Implementation("triton", ("slot_mapping",), _triton, _refuses)],
+)
 def slot_mapping(
     block_table: Tensor, requests: Tensor, positions: Tensor, block_size: int, ratio: int
 ) -> Tensor:

@@ -8,12 +8,15 @@ softmax([q_h . key * scale, sink_h]); the sink's share is dropped; o_h = sum p *
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hocket_kernels.query_blocks import decode_positions, query_blocks, visible_entries
+from hocket_kernels.registry import Implementation, op
+from hocket_kernels.shared_kv_attention import NEEDS, refuses_shared_kv, shared_kv_attention
 from hocket_kernels.slot_mapping import slot_mapping
 
 _ROWS_AT_ONCE = 64
@@ -103,13 +106,16 @@ def _sparse_attention(
     swa: _Paged,
     entries: _Paged | None,
     chosen: Tensor | None,
+    longest: int,
 ) -> Tensor:
-    """The op on blocks: q [B, Q, H, D], positions [B, Q], requests [B], chosen [B, Q, k] -> [B, Q, H, D]."""
+    """The op on blocks: q [B, Q, H, D], positions [B, Q], requests [B], chosen [B, Q, k] -> [B, Q, H, D].
+    longest: above every position.
+    """
     blocks, width, heads, dim = q.shape
     visible, count = positions, 0
     if entries is not None:
         visible = visible_entries(positions, entries.ratio)
-        count = int(visible.max())
+        count = longest // entries.ratio
     if chosen is not None:
         count = min(count, chosen.shape[-1])
         chosen = chosen[..., :count]  # real choices come first, so no row has more
@@ -137,6 +143,156 @@ def _paged(cache: Tensor | None, table: Tensor | None, block_size: int, ratio: i
     return _Paged(cache, table, block_size, ratio)
 
 
+def _prefill_fake(
+    q: Tensor,
+    sinks: Tensor,
+    scale: float,
+    window: int,
+    query_start_loc: Tensor,
+    chunk_starts: Tensor,
+    chunk_lens: Sequence[int],
+    seq_lens: Sequence[int],
+    swa_cache: Tensor,
+    swa_table: Tensor,
+    swa_block_size: int,
+    ratio: int = 0,
+    entry_cache: Tensor | None = None,
+    entry_table: Tensor | None = None,
+    entry_block_size: int = 0,
+    chosen: Tensor | None = None,
+) -> Tensor:
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+def _decode_fake(
+    q: Tensor,
+    sinks: Tensor,
+    scale: float,
+    window: int,
+    starts: Tensor,
+    num_tokens: Tensor,
+    seq_lens: Sequence[int],
+    swa_cache: Tensor,
+    swa_table: Tensor,
+    swa_block_size: int,
+    ratio: int = 0,
+    entry_cache: Tensor | None = None,
+    entry_table: Tensor | None = None,
+    entry_block_size: int = 0,
+    chosen: Tensor | None = None,
+) -> Tensor:
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+def _prefill_custom(
+    q: Tensor,
+    sinks: Tensor,
+    scale: float,
+    window: int,
+    query_start_loc: Tensor,
+    chunk_starts: Tensor,
+    chunk_lens: Sequence[int],
+    seq_lens: Sequence[int],
+    swa_cache: Tensor,
+    swa_table: Tensor,
+    swa_block_size: int,
+    ratio: int = 0,
+    entry_cache: Tensor | None = None,
+    entry_table: Tensor | None = None,
+    entry_block_size: int = 0,
+    chosen: Tensor | None = None,
+) -> Tensor:
+    lens = query_start_loc.diff()
+    return shared_kv_attention(
+        q, sinks, scale, window, query_start_loc, chunk_starts + lens, max(chunk_lens), max(seq_lens),
+        swa_cache, swa_table, swa_block_size, ratio, entry_cache, entry_table, entry_block_size, chosen,
+    )  # fmt: skip
+
+
+def _prefill_refuses(
+    q: Tensor,
+    sinks: Tensor,
+    scale: float,
+    window: int,
+    query_start_loc: Tensor,
+    chunk_starts: Tensor,
+    chunk_lens: Sequence[int],
+    seq_lens: Sequence[int],
+    swa_cache: Tensor,
+    swa_table: Tensor,
+    swa_block_size: int,
+    ratio: int = 0,
+    entry_cache: Tensor | None = None,
+    entry_table: Tensor | None = None,
+    entry_block_size: int = 0,
+    chosen: Tensor | None = None,
+) -> str:
+    return refuses_shared_kv(q, window, swa_cache, swa_block_size, ratio, entry_block_size, chosen)
+
+
+def _decode_custom(
+    q: Tensor,
+    sinks: Tensor,
+    scale: float,
+    window: int,
+    starts: Tensor,
+    num_tokens: Tensor,
+    seq_lens: Sequence[int],
+    swa_cache: Tensor,
+    swa_table: Tensor,
+    swa_block_size: int,
+    ratio: int = 0,
+    entry_cache: Tensor | None = None,
+    entry_table: Tensor | None = None,
+    entry_block_size: int = 0,
+    chosen: Tensor | None = None,
+) -> Tensor:
+    """One row each, so that every request has its row: as many in the packed layout as here."""
+    requests, width = q.shape[:2]
+    loc = torch.arange(requests + 1, device=q.device, dtype=torch.int32)
+    out = shared_kv_attention(
+        q.flatten(0, 1), sinks, scale, window, loc, (starts + num_tokens).clamp(min=1), width, max(seq_lens),
+        swa_cache, swa_table, swa_block_size, ratio, entry_cache, entry_table, entry_block_size,
+        None if chosen is None else chosen.flatten(0, 1),
+    )  # fmt: skip
+    return out.view(q.shape).masked_fill_((num_tokens == 0).view(-1, 1, 1, 1), 0.0)
+
+
+def _decode_refuses(
+    q: Tensor,
+    sinks: Tensor,
+    scale: float,
+    window: int,
+    starts: Tensor,
+    num_tokens: Tensor,
+    seq_lens: Sequence[int],
+    swa_cache: Tensor,
+    swa_table: Tensor,
+    swa_block_size: int,
+    ratio: int = 0,
+    entry_cache: Tensor | None = None,
+    entry_table: Tensor | None = None,
+    entry_block_size: int = 0,
+    chosen: Tensor | None = None,
+) -> str:
+    if q.shape[1] != 1:
+        return f"{q.shape[1]} rows a request: some may have fewer"
+    return refuses_shared_kv(q, window, swa_cache, swa_block_size, ratio, entry_block_size, chosen)
+
+
+_TAIL = (
+    " int[] seq_lens, Tensor swa_cache, Tensor swa_table, int swa_block_size, int ratio=0,"
+    " Tensor? entry_cache=None, Tensor? entry_table=None, int entry_block_size=0, Tensor? chosen=None)"
+    " -> Tensor"
+)
+
+
+@op(
+    "(Tensor q, Tensor sinks, float scale, int window, Tensor query_start_loc, Tensor chunk_starts,"
+    " int[] chunk_lens," + _TAIL,
+    _prefill_fake,
+    [Implementation("custom", NEEDS, _prefill_custom, _prefill_refuses)],
+)
 def sparse_attention_prefill(
     q: Tensor,
     sinks: Tensor,
@@ -144,6 +300,8 @@ def sparse_attention_prefill(
     window: int,
     query_start_loc: Tensor,
     chunk_starts: Tensor,
+    chunk_lens: Sequence[int],
+    seq_lens: Sequence[int],
     swa_cache: Tensor,
     swa_table: Tensor,
     swa_block_size: int,
@@ -156,20 +314,27 @@ def sparse_attention_prefill(
     """Attention for the packed rows of a prefill dispatch, whose own cache rows have been written before.
 
     q: [T, H, D], rotated. sinks: float32 [H]. window: W. query_start_loc: int [N + 1]. chunk_starts: int64
-    [N]. swa_cache: [P, D], swa_table: int [N, M], swa_block_size in source tokens. Compressed layers pass
-    ratio (4 or 128), entry_cache: [P', D], entry_table: int [N, M'], entry_block_size in source tokens, and
-    ratio 4 the indexer's choice: int64 [T, k], empty places (-1) last. Softmax in float32. Returns [T, H, D]
-    in the dtype of q.
+    [N]. chunk_lens, seq_lens: rows of each request, and chunk start + rows, known to the host. swa_cache: [P,
+    D], swa_table: int [N, M], swa_block_size in source tokens. Compressed layers pass ratio (4 or 128),
+    entry_cache: [P', D], entry_table: int [N, M'], entry_block_size in source tokens, and ratio 4 the
+    indexer's choice: int64 [T, k], empty places (-1) last. Softmax in float32. Returns [T, H, D] in the dtype
+    of q.
     """
-    b = query_blocks(query_start_loc, chunk_starts, _ROWS_AT_ONCE)
+    b = query_blocks(query_start_loc, chunk_starts, chunk_lens, _ROWS_AT_ONCE)
     swa = _Paged(swa_cache, swa_table, swa_block_size, 1)
     out = _sparse_attention(
         q[b.rows], b.positions, b.requests, sinks, scale, window, swa,
         _paged(entry_cache, entry_table, entry_block_size, ratio), None if chosen is None else chosen[b.rows],
+        max(seq_lens),
     )  # fmt: skip
     return out.flatten(0, 1).index_select(0, b.unblock)
 
 
+@op(
+    "(Tensor q, Tensor sinks, float scale, int window, Tensor starts, Tensor num_tokens," + _TAIL,
+    _decode_fake,
+    [Implementation("custom", NEEDS, _decode_custom, _decode_refuses)],
+)
 def sparse_attention_decode(
     q: Tensor,
     sinks: Tensor,
@@ -177,6 +342,7 @@ def sparse_attention_decode(
     window: int,
     starts: Tensor,
     num_tokens: Tensor,
+    seq_lens: Sequence[int],
     swa_cache: Tensor,
     swa_table: Tensor,
     swa_block_size: int,
@@ -188,7 +354,8 @@ def sparse_attention_decode(
 ) -> Tensor:
     """As `sparse_attention_prefill` for Q rows of each of N requests, from position `starts` on.
 
-    q: [N, Q, H, D]. starts, num_tokens: int64 [N]. chosen: int64 [N, Q, k]. Rows at or past num_tokens see
+    q: [N, Q, H, D]. starts, num_tokens: int64 [N]. seq_lens: for each request at least start +
+    num_tokens, known to the host. chosen: int64 [N, Q, k]. Rows at or past num_tokens see
     what the last one sees; what they return is meaningless, and 0 for requests without rows. Returns [N, Q,
     H, D].
     """
@@ -197,6 +364,6 @@ def sparse_attention_decode(
     swa = _Paged(swa_cache, swa_table, swa_block_size, 1)
     out = _sparse_attention(
         q, positions, requests, sinks, scale, window, swa,
-        _paged(entry_cache, entry_table, entry_block_size, ratio), chosen,
+        _paged(entry_cache, entry_table, entry_block_size, ratio), chosen, max(seq_lens),
     )  # fmt: skip
     return out.masked_fill_((num_tokens == 0).view(-1, 1, 1, 1), 0.0)

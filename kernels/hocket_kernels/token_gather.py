@@ -5,7 +5,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hocket_kernels.registry import Implementation, op
 
+
+def _fake(token_ids: Tensor, sources: Tensor, device_tokens: Tensor) -> Tensor:
+    return torch.empty_like(token_ids, memory_format=torch.contiguous_format)
+
+
+def _triton(token_ids: Tensor, sources: Tensor, device_tokens: Tensor) -> Tensor:
+    from hocket_kernels.vector_kernels import token_gather
+
+    return token_gather(token_ids, sources, device_tokens)
+
+
+def _refuses(token_ids: Tensor, sources: Tensor, device_tokens: Tensor) -> str:
+    return ""
+
+
+@op(
+    "(Tensor token_ids, Tensor sources, Tensor device_tokens) -> Tensor",
+    _fake,
+    [Implementation("triton", ("token_gather",), _triton, _refuses)],
+)
 def token_gather(token_ids: Tensor, sources: Tensor, device_tokens: Tensor) -> Tensor:
     """token_ids where the host knows the token, else the one that an earlier dispatch left on the device.
 

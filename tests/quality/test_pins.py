@@ -12,7 +12,7 @@ from tests.quality.sources import PACKAGES, ROOT, imports, source_files
 # The tools that make an environment before anything is installed into it.
 SEEDS = {"pip", "setuptools", "hocket"}
 
-SOLD_AS = {"z3": "z3-solver"}  # packages that are imported under another name
+SOLD_AS = {"z3": "z3-solver", "triton": "triton-ascend"}  # packages that are imported under another name
 
 
 def normal(name: str) -> str:

@@ -9,12 +9,48 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 BlockTables = Mapping[str, Tensor]
 """Group name -> int32 [N, max_blocks of the group]."""
+
+
+class Extent(NamedTuple):
+    """What the host knows of the requests' rows: enough to shape every tensor of a forward pass, so that
+    nothing has to be read back from the device. Bounds from above are enough, except in a prefill dispatch.
+
+    starts: position of each request's first row. lens: its rows. exact: whether the device's positions are
+    these; otherwise they may be lower, as where it is not yet known how many drafts were accepted.
+    """
+
+    starts: tuple[int, ...]
+    lens: tuple[int, ...]
+    exact: bool = True
+
+    @classmethod
+    def read(cls, starts: Tensor, lens: Tensor) -> Extent:
+        """From the tensors themselves; on an accelerator the host waits for them."""
+        return cls(tuple(starts.tolist()), tuple(lens.tolist()))
+
+    @property
+    def seq_lens(self) -> tuple[int, ...]:
+        """Tokens of each request once its rows are computed; 0 where it has no rows."""
+        return tuple(s + n if n else 0 for s, n in zip(self.starts, self.lens, strict=True))
+
+    def num_closed(self, ratio: int) -> int:
+        """Compressed entries whose last token is among the rows."""
+        if self.exact:
+            return sum((s + n) // ratio - s // ratio for s, n in zip(self.starts, self.lens, strict=True))
+        return sum(-(-n // ratio) for n in self.lens)
+
+    def rows(self, rows: Sequence[int]) -> Extent:
+        """Packed rows, each as a request of its own."""
+        positions = [s + i for s, n in zip(self.starts, self.lens, strict=True) for i in range(n)]
+        return Extent(tuple(positions[row] for row in rows), (1,) * len(rows), self.exact)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -28,6 +64,8 @@ class PrefillDispatch:
     chunk_starts: int64 [N], position of each chunk's first token.
     seq_lens: int64 [N], chunk_starts + chunk lengths.
     sample_rows: int64 [R], indices into the packed rows of those that get logits; R may be 0.
+    extent, host_sample_rows: chunk starts and lengths, and sample_rows, as the host knows them. Without them
+    the forward pass begins by reading the tensors, which stalls an accelerator.
     """
 
     token_ids: Tensor
@@ -37,6 +75,8 @@ class PrefillDispatch:
     seq_lens: Tensor
     sample_rows: Tensor
     block_tables: BlockTables
+    extent: Extent | None = None
+    host_sample_rows: tuple[int, ...] | None = None
 
     @classmethod
     def pack(
@@ -53,19 +93,20 @@ class PrefillDispatch:
             raise ValueError(
                 f"chunks must be non-empty, one per chunk start ({len(chunk_starts)}), got lengths {lens}"
             )
-        ends = torch.tensor(lens).cumsum(0)
-        if sample_rows is None:
-            sample_rows = (ends - 1).tolist()
+        ends = list(accumulate(lens))
+        rows = tuple(end - 1 for end in ends) if sample_rows is None else tuple(sample_rows)
         starts = torch.tensor(chunk_starts)
         positions = torch.cat([torch.arange(s, s + n) for s, n in zip(chunk_starts, lens, strict=True)])
         return cls(
             token_ids=torch.tensor([t for c in chunks for t in c]).to(device),
             positions=positions.to(device),
-            query_start_loc=torch.cat((ends.new_zeros(1), ends)).to(device, torch.int32),
+            query_start_loc=torch.tensor([0, *ends], dtype=torch.int32).to(device),
             chunk_starts=starts.to(device),
             seq_lens=(starts + torch.tensor(lens)).to(device),
-            sample_rows=torch.tensor(list(sample_rows), dtype=torch.int64).to(device),
+            sample_rows=torch.tensor(rows, dtype=torch.int64).to(device),
             block_tables=block_tables,
+            extent=Extent(tuple(chunk_starts), tuple(lens)),
+            host_sample_rows=rows,
         )
 
 
@@ -76,9 +117,11 @@ class DecodeDispatch:
     token_ids: int64 [N, 1 + K]; entries at or past num_tokens are ignored (any valid id).
     starts: int64 [N], position of each request's first row.
     num_tokens: int64 [N], rows in use, 0..1 + K (0: a padding request, its block table row may be all null).
+    extent: at least starts and num_tokens of each request, as the host knows them; see `PrefillDispatch`.
     """
 
     token_ids: Tensor
     starts: Tensor
     num_tokens: Tensor
     block_tables: BlockTables
+    extent: Extent | None = None

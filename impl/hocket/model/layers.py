@@ -61,10 +61,9 @@ class HcWeights:
     @classmethod
     def load(cls, source: WeightSource, name: str, streams: int) -> HcWeights:
         """From `{name}_fn`, `{name}_scale` (3 values) and `{name}_base`."""
-        parts = torch.tensor(
-            [streams, streams, streams * streams], device=source.exact(f"{name}_scale").device
-        )
-        scale = source.exact(f"{name}_scale").repeat_interleave(parts)
+        parts = (streams, streams, streams * streams)
+        scales = source.exact(f"{name}_scale").unbind()
+        scale = torch.cat([one.expand(count) for one, count in zip(scales, parts, strict=True)])
         return cls(source.exact(f"{name}_fn"), scale, source.exact(f"{name}_base"))
 
 

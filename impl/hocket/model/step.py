@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hocket.model.cache import GroupedCache
-from hocket.model.dispatch import BlockTables, DecodeDispatch, PrefillDispatch
+from hocket.model.dispatch import BlockTables, DecodeDispatch, Extent, PrefillDispatch
 from hocket.model.kv_geometry import C4, C4_INDEXER, C4_INDEXER_STATE, C4_STATE, C128, C128_STATE, MTP_SWA
 from hocket_kernels.lightning_indexer import lightning_indexer_decode, lightning_indexer_prefill
 from hocket_kernels.query_blocks import decode_positions
@@ -55,6 +55,7 @@ class Queries:
 
     rows: int64 [R] or None. token_ids: int64 [R]. starts: int64 [N], each request's first position.
     num_tokens: int64 [N] (decode). angles: kind of layer (compressed or not) -> cos and sin of the rows.
+    extent: the requests' rows as the host knows them.
     """
 
     rows: Tensor | None
@@ -65,6 +66,7 @@ class Queries:
     query_start_loc: Tensor | None
     width: int
     block_tables: BlockTables
+    extent: Extent
 
     def select(self, q: Tensor, weights: Tensor, cache: GroupedCache, layer: int, topk: int) -> Tensor:
         """Lightning indexer. q: [R, Hi, Di]; weights: float32 [R, Hi]. Returns entries int64 [R, topk]."""
@@ -72,9 +74,13 @@ class Queries:
         size = cache.block_sizes[C4_INDEXER]
         loc, starts = self.query_start_loc, self.starts
         if loc is not None:
-            return lightning_indexer_prefill(q, weights, keys, table, size, loc, starts, 4, topk)
+            return lightning_indexer_prefill(
+                q, weights, keys, table, size, loc, starts, self.extent.lens, self.extent.seq_lens, 4, topk
+            )
         q, weights = q.view(-1, self.width, *q.shape[1:]), weights.view(-1, self.width, weights.shape[1])
-        chosen = lightning_indexer_decode(q, weights, keys, table, size, starts, self.num_tokens, 4, topk)
+        chosen = lightning_indexer_decode(
+            q, weights, keys, table, size, starts, self.num_tokens, self.extent.seq_lens, 4, topk
+        )
         return chosen.flatten(0, 1)
 
     def attend(
@@ -102,26 +108,14 @@ class Queries:
         loc, starts = self.query_start_loc, self.starts
         if loc is not None:
             return sparse_attention_prefill(
-                q,
-                sinks,
-                scale,
-                window,
-                loc,
-                starts,
-                swa,
-                swa_table,
-                swa_size,
-                ratio,
-                entries,
-                table,
-                size,
-                chosen,
-            )
+                q, sinks, scale, window, loc, starts, self.extent.lens, self.extent.seq_lens,
+                swa, swa_table, swa_size, ratio, entries, table, size, chosen,
+            )  # fmt: skip
         if chosen is not None:
             chosen = chosen.view(-1, self.width, chosen.shape[1])
         return sparse_attention_decode(
             q.view(-1, self.width, *q.shape[1:]), sinks, scale, window, starts, self.num_tokens,
-            swa, swa_table, swa_size, ratio, entries, table, size, chosen,
+            self.extent.seq_lens, swa, swa_table, swa_size, ratio, entries, table, size, chosen,
         ).flatten(0, 1)  # fmt: skip
 
 
@@ -147,13 +141,16 @@ def prefill_step(
 ) -> Step:
     """Row metadata of a packed prefill dispatch: for the main layers, or (`drafting`) for the MTP layers."""
     positions, loc = dispatch.positions, dispatch.query_start_loc
-    requests = torch.repeat_interleave(loc.diff().to(torch.int64))
+    lens = loc.diff()
+    extent = dispatch.extent or Extent.read(dispatch.chunk_starts, lens)
+    requests = torch.repeat_interleave(lens.to(torch.int64), output_size=positions.shape[0])
     angles = _angles(positions, frequencies)
     every = Queries(
         rows=None, token_ids=dispatch.token_ids, angles=angles, starts=dispatch.chunk_starts,
-        num_tokens=loc.diff(), query_start_loc=loc, width=0, block_tables=dispatch.block_tables,
+        num_tokens=lens, query_start_loc=loc, width=0, block_tables=dispatch.block_tables, extent=extent,
     )  # fmt: skip
     rows = dispatch.sample_rows
+    host_rows = dispatch.host_sample_rows
     owners = requests[rows]
     # Single rows are laid out like a decode dispatch: each as a request of its own.
     sampled = Queries(
@@ -161,11 +158,9 @@ def prefill_step(
         angles={kind: (cos[rows], sin[rows]) for kind, (cos, sin) in angles.items()},
         starts=positions[rows], num_tokens=torch.ones_like(rows), query_start_loc=None, width=1,
         block_tables={group: table[owners] for group, table in dispatch.block_tables.items()},
+        extent=extent.rows(rows.tolist() if host_rows is None else host_rows),
     )  # fmt: skip
-    return _step(
-        positions, positions, angles, requests, dispatch.block_tables, cache, frequencies, every, sampled,
-        drafting,
-    )  # fmt: skip
+    return _step(positions, positions, requests, cache, frequencies, every, sampled, drafting)
 
 
 def decode_step(
@@ -173,6 +168,7 @@ def decode_step(
 ) -> Step:
     """As `prefill_step` for a batched decode dispatch; rows past num_tokens write nothing."""
     requests, width = dispatch.token_ids.shape
+    extent = dispatch.extent or Extent.read(dispatch.starts, dispatch.num_tokens)
     positions = decode_positions(dispatch.starts, dispatch.num_tokens, width)
     used = torch.arange(width, device=positions.device) < dispatch.num_tokens.unsqueeze(1)
     written = torch.where(used, positions, -1).flatten()
@@ -181,11 +177,10 @@ def decode_step(
     every = Queries(
         rows=None, token_ids=dispatch.token_ids.flatten(), angles=angles, starts=dispatch.starts,
         num_tokens=dispatch.num_tokens, query_start_loc=None, width=width, block_tables=dispatch.block_tables,
+        extent=extent,
     )  # fmt: skip
     owners = torch.arange(requests, device=positions.device).repeat_interleave(width)
-    return _step(
-        positions, written, angles, owners, dispatch.block_tables, cache, frequencies, every, every, drafting
-    )
+    return _step(positions, written, owners, cache, frequencies, every, every, drafting)
 
 
 def _angles(positions: Tensor, frequencies: Frequencies) -> dict[bool, Angles]:
@@ -198,9 +193,7 @@ def _angles(positions: Tensor, frequencies: Frequencies) -> dict[bool, Angles]:
 def _step(
     positions: Tensor,
     written: Tensor,
-    angles: Mapping[bool, Angles],
     requests: Tensor,
-    tables: BlockTables,
     cache: GroupedCache,
     frequencies: Frequencies,
     every: Queries,
@@ -208,6 +201,7 @@ def _step(
     drafting: bool,
 ) -> Step:
     """`written`: int64 [T], the positions, -1 for rows that are not in use."""
+    tables = every.block_tables
     per_token = [
         name for name, layout in cache.layouts.items() if layout.ratio == 1 and (name == MTP_SWA) == drafting
     ]
@@ -215,25 +209,33 @@ def _step(
         name: slot_mapping(tables[name], requests, written, cache.block_sizes[name], 1) for name in per_token
     }
     closed = {
-        ratio: _closed(ratio, written, requests, tables, cache, frequencies)
+        ratio: _closed(ratio, every, cache, frequencies)
         for ratio, groups in ENTRY_GROUPS.items()
         if groups[0][0] in cache.layouts and not drafting
     }
-    return Step(positions, angles, slots, closed, every, sampled)
+    return Step(positions, every.angles, slots, closed, every, sampled)
 
 
-def _closed(
-    ratio: int,
-    written: Tensor,
-    requests: Tensor,
-    tables: BlockTables,
-    cache: GroupedCache,
-    frequencies: Frequencies,
-) -> ClosedEntries:
-    """Entry j closes with the token at position ratio * j + ratio - 1."""
-    closing = ((written + 1) % ratio == 0) & (written >= 0)
-    last, owner = written[closing], requests[closing]
-    first = last - (ratio - 1)
+def _closing(ratio: int, queries: Queries) -> tuple[Tensor, Tensor]:
+    """The requests whose entries close, int64 [E], and each entry's first position; -1 in places that the
+    host counted in vain.
+
+    Entry j closes with the token at position ratio * j + ratio - 1. E comes from the host alone.
+    """
+    starts, lens = queries.starts, queries.num_tokens
+    index = torch.arange(queries.extent.num_closed(ratio), device=starts.device)
+    first = starts.div(ratio, rounding_mode="floor")
+    counts = (starts + lens).div(ratio, rounding_mode="floor") - first
+    ends = counts.cumsum(0)
+    owner = torch.searchsorted(ends, index, right=True).clamp(max=starts.shape[0] - 1)
+    entry = index - (ends - counts - first)[owner]
+    return owner, torch.where(index < ends[-1], entry * ratio, -1)
+
+
+def _closed(ratio: int, queries: Queries, cache: GroupedCache, frequencies: Frequencies) -> ClosedEntries:
+    tables = queries.block_tables
+    owner, first = _closing(ratio, queries)
+    last = torch.where(first < 0, -1, first + (ratio - 1))
     window = last.unsqueeze(1) - torch.arange(POOLED_TOKENS[ratio] - 1, -1, -1, device=last.device)
     window = torch.where(window < 0, -1, window)
     slots, window_slots = {}, {}

@@ -108,20 +108,20 @@ def test_a_decode_request_without_rows_returns_zeros() -> None:
     table, cache = scattered(2, 2), noise(40, 8)
     for block in table[0].tolist():
         cache[7 * block : 7 * block + 7] = NAN  # nothing was written there: it may be anything
-    out = sparse_attention_decode(q, torch.zeros(2), 0.3, 4, starts, used, cache, table, 7)
+    out = sparse_attention_decode(q, torch.zeros(2), 0.3, 4, starts, used, [0, 6], cache, table, 7)
     assert (out[0] == 0).all()
     assert (out[1] != 0).any()
 
 
 def test_query_blocks_cover_every_row_once() -> None:
     loc, starts = torch.tensor([0, 5, 6, 14], dtype=torch.int32), torch.tensor([10, 0, 100])
-    b = query_blocks(loc, starts, 4)
+    b = query_blocks(loc, starts, [5, 1, 8], 4)
     assert b.rows.tolist() == [[0, 1, 2, 3], [4, 4, 4, 4], [5, 5, 5, 5], [6, 7, 8, 9], [10, 11, 12, 13]]
     assert b.requests.tolist() == [0, 0, 1, 2, 2]
     assert b.positions[1].tolist() == [14] * 4
     assert b.positions[3].tolist() == [100, 101, 102, 103]
     assert (b.rows.flatten()[b.unblock] == torch.arange(14)).all()
-    assert query_blocks(torch.tensor([0, 1, 2]), torch.tensor([3, 4]), 64).rows.tolist() == [[0], [1]]
+    assert query_blocks(torch.tensor([0, 1, 2]), torch.tensor([3, 4]), [1, 1], 64).rows.tolist() == [[0], [1]]
 
 
 def test_decode_positions_and_visible_entries() -> None:
@@ -199,14 +199,16 @@ def _best(
 @pytest.mark.parametrize("topk", [1, 5, 64])
 def test_lightning_indexer(topk: int) -> None:
     q, u, keys, table, loc, starts = _indexer_case(3)
-    found = lightning_indexer_prefill(q, u, keys, table, 12, loc, starts, 4, topk)
+    lens = loc.diff().tolist()
+    ends = (starts + loc.diff()).tolist()
+    found = lightning_indexer_prefill(q, u, keys, table, 12, loc, starts, lens, ends, 4, topk)
     for r in range(4):
         for i, row in enumerate(range(int(loc[r]), int(loc[r + 1]))):
             position = int(starts[r]) + i
             assert found[row].tolist() == _best(q[row], u[row], keys, table, r, position, topk)
     starts, used = torch.tensor([4, 48, 130, 0]), torch.tensor([3, 1, 2, 0])
     q, u = noise(4, 3, 4, 8, seed=7), noise(4, 3, 4, seed=8)
-    chosen = lightning_indexer_decode(q, u, keys, table, 12, starts, used, 4, topk)
+    chosen = lightning_indexer_decode(q, u, keys, table, 12, starts, used, [7, 49, 132, 0], 4, topk)
     for r, i in itertools.product(range(4), range(3)):
         if i < used[r]:
             assert chosen[r, i].tolist() == _best(q[r, i], u[r, i], keys, table, r, int(starts[r]) + i, topk)
@@ -262,7 +264,16 @@ def test_sparse_attention(ratio: int, window: int) -> None:
     args = (swa, swa_table, 7, *compressed)
     chosen = torch.tensor(picks) if picks else None
     found = sparse_attention_prefill(
-        q, sinks, scale, window, loc, starts, *args, **({"chosen": chosen} if picks else {})
+        q,
+        sinks,
+        scale,
+        window,
+        loc,
+        starts,
+        chunk.tolist(),
+        lens.tolist(),
+        *args,
+        **({"chosen": chosen} if picks else {}),
     )
     for i, (r, t) in enumerate(where):
         assert near(found[i], _attended(q[i], sinks, scale, keys(r, t, picks[i] if picks else None)))
@@ -272,7 +283,9 @@ def test_sparse_attention(ratio: int, window: int) -> None:
     picks = [[choice(int(starts[r]) + min(i, int(used[r]) - 1)) for i in range(2)] for r in range(2)]
     chosen = torch.tensor([*picks, [[-1] * 6] * 2]) if ratio == 4 else None
     extra = {"chosen": chosen} if ratio == 4 else {}
-    out = sparse_attention_decode(q, sinks, scale, window, starts, used, *args, **extra)
+    out = sparse_attention_decode(
+        q, sinks, scale, window, starts, used, (starts + used).tolist(), *args, **extra
+    )
     for r, i in [(0, 0), (0, 1), (1, 0)]:
         seen = keys(r, int(starts[r]) + i, picks[r][i] if ratio == 4 else None)
         assert near(out[r, i], _attended(q[r, i], sinks, scale, seen))

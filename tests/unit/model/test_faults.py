@@ -15,7 +15,7 @@ from torch import Tensor
 from hocket.model import attention, deepseek_v4, layers, moe, step
 from hocket.model.deepseek_v4 import DeepseekV4Model
 from hocket.model.random_checkpoint import random_tensors, tiny_config
-from hocket_kernels import compressor, hyper_connection, lightning_indexer, sparse_attention
+from hocket_kernels import compressor, hyper_connection, lightning_indexer, moe_experts, sparse_attention
 from hocket_kernels.query_blocks import QueryBlocks
 from tests.unit.model.naive import Naive
 from tests.unit.model.oracle import Pair
@@ -123,9 +123,10 @@ def output_not_turned_back(patch: Patch) -> None:
 
 
 def entry_at_its_last_position(patch: Patch) -> None:
-    def change(op: Any, ratio: int, written: Tensor, *args: Any) -> Any:
-        last = written[((written + 1) % ratio == 0) & (written >= 0)]
-        return op(ratio, written, *args)._replace(angles=step.rotary_angles(last, args[-1].compressed))
+    def change(op: Any, ratio: int, queries: Any, cache: Any, frequencies: Any) -> Any:
+        last = step._closing(ratio, queries)[1] + ratio - 1
+        angles = step.rotary_angles(last, frequencies.compressed)
+        return op(ratio, queries, cache, frequencies)._replace(angles=angles)
 
     wrap(patch, step, "_closed", change)
 
@@ -195,8 +196,8 @@ def all_rows_belong_to_the_first_request(patch: Patch) -> None:
 
 
 def positions_restart_with_the_chunk(patch: Patch) -> None:
-    def change(op: Any, loc: Tensor, starts: Tensor, size: int) -> QueryBlocks:
-        return op(loc, torch.zeros_like(starts), size)
+    def change(op: Any, loc: Tensor, starts: Tensor, *args: Any) -> QueryBlocks:
+        return op(loc, torch.zeros_like(starts), *args)
 
     wrap(patch, sparse_attention, "query_blocks", change)
 
@@ -237,7 +238,8 @@ def bias_counts_in_the_weights(patch: Patch) -> None:
 
 
 def experts_not_clamped(patch: Patch) -> None:
-    wrap(patch, moe, "swiglu", lambda op, x, limit: op(x, 1e9))
+    for module in (moe, moe_experts):
+        wrap(patch, module, "clamped_swiglu", lambda op, x, limit: op(x, 1e9))
 
 
 FAULTS: list[tuple[Callable[[Patch], None], str]] = [
