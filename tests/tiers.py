@@ -60,6 +60,7 @@ TIERS = (
     Tier("proofs", folder="proofs"),
     Tier("scenarios", folder="scenarios"),
     Tier("e2e", folder="e2e"),
+    Tier("t0", folder="npu/t0"),
     Tier("t2", folder="npu/t2", npu=True),
     Tier("quality", folder="quality"),
     Tier("packaging", folder="packaging", workers=1),
