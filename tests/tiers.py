@@ -61,6 +61,7 @@ TIERS = (
     Tier("scenarios", folder="scenarios"),
     Tier("e2e", folder="e2e"),
     Tier("t0", folder="npu/t0"),
+    Tier("t1", folder="npu/t1", npu=True),
     Tier("t2", folder="npu/t2", npu=True),
     Tier("quality", folder="quality"),
     Tier("packaging", folder="packaging", workers=1),

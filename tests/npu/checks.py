@@ -77,3 +77,26 @@ def taken(source: str, sample: Sample) -> list[Implementation]:
     """Implementations from `source` that take the sample."""
     implementations = OPS[sample.op].implementations
     return [i for i in implementations if i.source == source and not i.refuses(*sample.args)]
+
+
+def check_call_without_values(implementation: Implementation, sample: Sample, device: str) -> None:
+    """On `device` an implementation gives what the op's fake kernel says, from tensors that hold no values.
+
+    The libraries' schemas and shape functions run; tensors of two devices in one op are an error.
+    """
+    op = OPS[sample.op]
+    with FakeTensorMode(allow_non_fake_inputs=False) as mode:
+        args = sample.on(lambda t: mode.from_tensor(t).to(device))
+        found, expected = tensors(implementation.run(*args)), tensors(op.fake(*args))
+    kinds = [[(t.shape, t.dtype, t.device) for t in ts] for ts in (found, expected)]
+    assert kinds[0] == kinds[1], f"{sample.id}: {implementation.source} gives {kinds[0]}, not {kinds[1]}"
+
+
+def drift(committed: dict[str, str], registered: dict[str, str]) -> list[str]:
+    """How the committed schemas differ from those that a library registers."""
+    names = sorted(committed.keys() | registered.keys())
+    return [
+        f"{n}: committed {committed.get(n)}, registered {registered.get(n)}"
+        for n in names
+        if committed.get(n) != registered.get(n)
+    ]

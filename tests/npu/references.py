@@ -208,3 +208,31 @@ def defined_snapshot() -> Iterator[None]:
     finally:
         for library in libraries:
             library._destroy()
+
+
+@contextmanager
+def defined_without_values() -> Iterator[None]:
+    """The ops of the custom package under their true schemas, with shape functions: no torch_npu has them."""
+    library = torch.library.Library("_C_ascend", "FRAGMENT")
+    for schema in snapshot("_C_ascend").values():
+        library.define(schema.partition("::")[2])
+
+    def hc_pre(x: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+        rows, n, hidden = x.shape
+        mixing = x.new_empty(rows, n, n, dtype=torch.float32)
+        return x.new_empty(rows, hidden), mixing[:, 0].clone(), mixing
+
+    shapes: dict[str, Callable[..., Any]] = {
+        "npu_hc_pre": hc_pre,
+        "npu_hc_post": lambda x, residual, *_: torch.empty_like(residual),
+        "npu_sparse_attn_sharedkv_metadata": lambda *_, **k: torch.empty(
+            1024, dtype=torch.int32, device=k.get("device", "npu")
+        ),
+        "npu_sparse_attn_sharedkv": lambda q, **_: (torch.empty_like(q), q.new_empty(q.shape[:2])),
+    }
+    for name, shape in shapes.items():
+        torch.library.register_fake(f"_C_ascend::{name}", shape, lib=library)
+    try:
+        yield
+    finally:
+        library._destroy()

@@ -1,5 +1,6 @@
 """The whole model without values: its two entry points under FakeTensorMode, on any device."""
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,10 +17,18 @@ from hocket.model.deepseek_v4 import DeepseekV4Model
 from hocket.model.dispatch import DecodeDispatch, Extent, PrefillDispatch
 from hocket.model.kv_geometry import group_geometry
 from hocket.model.mtp import MtpLayers
-from hocket.model.random_checkpoint import random_tensors, tiny_config
-from hocket_kernels.registry import NAMESPACE, OPS, Op
+from hocket.model.random_checkpoint import tiny_config
+from hocket.model.weights import Kind, main_weights, mtp_weights
+from hocket_kernels.registry import NAMESPACE, OPS, Op, choose
 
 CONFIG = tiny_config(compress_ratios=(0, 4, 128, 4), num_hash_layers=1, index_topk=8)
+
+# The sizes that custom kernels insist on; few layers and experts, since without values only shapes matter.
+REAL_SIZES = dataclasses.replace(
+    CONFIG, hidden_size=4096, num_attention_heads=64, head_dim=512, qk_rope_head_dim=64, q_lora_rank=1024,
+    o_groups=8, o_lora_rank=1024, sliding_window=128, index_n_heads=64, index_head_dim=128, index_topk=512,
+    moe_intermediate_size=2048, hc_mult=4,
+)  # fmt: skip
 
 
 class Inlined(TorchDispatchMode):
@@ -36,6 +45,17 @@ class Inlined(TorchDispatchMode):
             return self.run(OPS[func._opname], args, kwargs or {})
 
 
+def chosen(used: set[str]) -> Callable[[Op, Any, Any], Any]:
+    """For `Inlined`: each op as what an accelerator would use; `used` collects the sources."""
+
+    def run(op: Op, args: Any, kwargs: Any) -> Any:
+        choice = choose(op.name, *args, **kwargs)
+        used.add(choice.source)
+        return choice.run(*args, **kwargs)
+
+    return run
+
+
 def references(op: Op, args: Any, kwargs: Any) -> Any:
     """For `Inlined`: each op as its reference."""
     return op.reference(*args, **kwargs)
@@ -49,9 +69,13 @@ def without_values(device: str) -> Iterator[FakeTensorMode]:
 
 def run_whole_model(device: str, dtype: torch.dtype, config: DeepseekV4Config = CONFIG) -> dict[str, Tensor]:
     """Prefill, decode with drafts, and the MTP layers; call inside `without_values`. Fake results by name."""
-    stored = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in random_shapes(config).items()}
+    stored = {
+        name: torch.empty(spec.shape, dtype=torch.int64 if spec.kind == Kind.IDS else dtype, device=device)
+        for name, spec in (main_weights(config) | mtp_weights(config)).items()
+    }
     groups = group_geometry(config, drafts=True)
-    sizes = {name: 128 if group.ratio == 128 else 8 for name, group in groups.items()}
+    # 16 rows a block, as the kernels want, which is 2048 tokens at ratio 128.
+    sizes = {name: 16 * group.ratio for name, group in groups.items()}
     pools = KVCacheConfig(
         groups=tuple(
             KVGroupSpec(name, sizes[name], num_blocks=99, window=group.window)
@@ -87,12 +111,6 @@ def run_whole_model(device: str, dtype: torch.dtype, config: DeepseekV4Config = 
         "mtp decode": mtp.decode(rows, decoded.streams, tails, cache),
         "mtp logits": mtp.logits(0, tails[:, 0]),
     }
-
-
-def random_shapes(config: DeepseekV4Config) -> dict[str, Tensor]:
-    """A checkpoint's tensors, real ones: made outside of any mode, for their shapes and dtypes."""
-    with torch.utils._python_dispatch._disable_current_modes():
-        return random_tensors(config)
 
 
 def expected_shapes(config: DeepseekV4Config = CONFIG) -> dict[str, tuple[int, ...]]:
