@@ -8,10 +8,10 @@ NPU_BIN := .venv-npu/bin
 NPU_STAMP := .venv-npu/.installed
 FAKE_CANN := .venv-npu/fake_cann
 
-.PHONY: help install npu-env demo test bench verify prove lint types arrows format dist
+.PHONY: help install npu-env ascend-compile demo test bench verify prove lint types arrows format dist
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z ]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z -]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## make .venv with hocket (editable) and everything that the tests need
 
@@ -38,6 +38,18 @@ $(NPU_STAMP): pyproject.toml constraints.txt constraints-npu.txt
 
 $(FAKE_CANN)/libascendcl.so: $(NPU_STAMP) tests/npu/fake_cann/build.py tests/npu/fake_cann/fake_acl.c
 	@$(NPU_BIN)/python tests/npu/fake_cann/build.py $(FAKE_CANN)
+
+# Triton for Ascend installs as `triton`, beside no other; it wants an older NumPy than constraints.txt has.
+TRITON_BIN := .venv-npu-triton/bin
+.venv-npu-triton/.installed: constraints-npu-triton.txt
+	@test -x $(TRITON_BIN)/python || $(PYTHON) -m venv .venv-npu-triton
+	@echo "installing into .venv-npu-triton (once; constraints-npu-triton.txt decides when again)"
+	@$(TRITON_BIN)/python -m pip install --quiet --disable-pip-version-check --requirement constraints-npu-triton.txt
+	@touch $@
+
+ascend-compile: .venv-npu-triton/.installed ## compile the Triton kernels for an Ascend 910B, as far as it goes without CANN
+	@PYTHONPATH=impl:spec:kernels $(TRITON_BIN)/python -m pytest --quiet tests/npu/t3
+	@PYTHONPATH=impl:spec:kernels $(TRITON_BIN)/python -m pytest --quiet tests/npu/t0/test_triton.py
 
 demo: $(STAMP) ## run the demonstration: make demo ARGS="--async-depth 1"
 	@$(BIN)/hocket demo $(ARGS)

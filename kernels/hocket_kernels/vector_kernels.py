@@ -3,7 +3,8 @@
 Written in the language of Triton 3.2, which triton-ascend implements. Tiles are sized so that all operands
 of a program fit into the 192 KiB of unified buffer of an Ascend 910B core. Wrappers take and return what the
 op of the same name does (`compressor_update_` and `compressor_pool` are the halves of the compressors). The
-tests run them in Triton's interpreter; compiled for an NPU they have not been run.
+tests run them in Triton's interpreter, and compile them for that core up to planned memory; on an NPU they
+have not been run.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -18,6 +19,7 @@ from torch import Tensor
 
 _SPAN = 256  # elements of a program that works on a flat vector
 _ROWS = 32  # rows of a program that works on short rows
+_HEADS = 16  # heads of a program that works on the heads of one token
 _CHANNELS = 128  # channels of a program that works on long rows
 
 
@@ -72,30 +74,31 @@ def token_gather(token_ids: Tensor, sources: Tensor, device_tokens: Tensor) -> T
 
 @triton.jit
 def _rotate_(
-    x, cos, sin, vectors, heads, width, plain, half, sign, ROWS: tl.constexpr, PAIRS: tl.constexpr
+    x, cos, sin, heads, width, plain, half, sign, HEADS: tl.constexpr, TURNING: tl.constexpr
 ):  # fmt: skip
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
-    pair = tl.arange(0, PAIRS)[None, :]
-    inside = (row < vectors) & (pair < half)
-    angle = (row // heads) * half + pair
-    c = tl.load(cos + angle, mask=inside, other=0.0)
-    s = tl.load(sin + angle, mask=inside, other=0.0) * sign
-    even = x + row * width + plain + 2 * pair
-    a = tl.load(even, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(even + 1, mask=inside, other=0.0).to(tl.float32)
-    tl.store(even, (a * c - b * s).to(x.dtype.element_ty), mask=inside)
-    tl.store(even + 1, (b * c + a * s).to(x.dtype.element_ty), mask=inside)
+    token = tl.program_id(0)
+    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    channel = tl.arange(0, TURNING)[None, :]
+    inside = (head < heads) & (channel < 2 * half)
+    at = x + (token * heads + head) * width + plain + channel
+    # Loads with a stride of 2 have no lowering on Ascend; pairs are parted in registers.
+    a, b = tl.split(tl.reshape(tl.load(at, mask=inside, other=0.0).to(tl.float32), (HEADS, TURNING // 2, 2)))
+    pair = tl.arange(0, TURNING // 2)
+    c = tl.load(cos + token * half + pair, mask=pair < half, other=0.0)[None, :]
+    s = tl.load(sin + token * half + pair, mask=pair < half, other=0.0)[None, :] * sign
+    turned = tl.interleave(a * c - b * s, b * c + a * s)
+    tl.store(at, turned.to(x.dtype.element_ty), mask=inside)
 
 
 def partial_rotary(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
     """See the op."""
     out = x.clone(memory_format=torch.contiguous_format)
     width, half = x.shape[-1], cos.shape[-1]
-    vectors = x.numel() // width
-    if vectors:
-        _rotate_[(triton.cdiv(vectors, _ROWS),)](
-            out, cos.contiguous(), sin.contiguous(), vectors, vectors // x.shape[0], width, width - 2 * half,
-            half, -1.0 if inverse else 1.0, ROWS=_ROWS, PAIRS=triton.next_power_of_2(half),
+    heads = x.shape[1] if x.dim() == 3 else 1
+    if out.numel():
+        _rotate_[(x.shape[0], triton.cdiv(heads, _HEADS))](
+            out, cos.contiguous(), sin.contiguous(), heads, width, width - 2 * half, half,
+            -1.0 if inverse else 1.0, HEADS=_HEADS, TURNING=triton.next_power_of_2(2 * half),
         )  # fmt: skip
     return out
 
