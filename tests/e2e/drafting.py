@@ -110,10 +110,10 @@ class Recorder:
         self._names = output.request_ids
         return self._execute(output, new_requests)
 
-    def propose(self, slots, epochs, rows):
-        drafts = self._propose(slots, epochs, rows)
+    def propose(self, rows, dispatch):
+        drafts = self._propose(rows, dispatch)
         for line, name in enumerate(self._names):
-            start, length = int(rows.starts[line]), int(rows.num_tokens[line])
+            start, length = int(dispatch.starts[line]), rows.lengths[line]
             self.offered[name, start] = drafts[line, : length - 1].tolist()
             self.rows.append((name, start, length))
         return drafts
@@ -149,11 +149,11 @@ def guide(built: Engine, texts: Mapping[str, Sequence[int]], is_right: Callable[
     runner = built.runner
     propose = runner.drafter.propose
 
-    def guided(slots, epochs, rows):
-        drafts = propose(slots, epochs, rows)
+    def guided(rows, dispatch):
+        drafts = propose(rows, dispatch)
         names = {runner.slots.slot_of(name): name for name in runner.slots.request_ids}
-        for line, slot in enumerate(slots.tolist()):
-            name, start = names[slot], int(rows.starts[line])
+        for line, slot in enumerate(rows.slots.tolist()):
+            name, start = names[slot], int(dispatch.starts[line])
             for i in range(drafts.shape[1]):
                 position = start + 1 + i
                 if position < len(texts[name]):

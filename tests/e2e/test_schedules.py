@@ -254,13 +254,14 @@ def test_rows_that_sample(monkeypatch):
     from hocket.runner import model_runner
 
     heads, sampled = [], []
-    real_sample = model_runner.sample
+    real_prepare = model_runner.prepare
 
-    def noted(logits, params, seeds, positions):
-        sampled.extend(zip(seeds, positions, strict=True))
-        return real_sample(logits, params, seeds, positions)
+    def noted(lines):
+        assert lines.spread == 0
+        sampled.extend(zip(lines.seeds, lines.positions, strict=True))
+        return real_prepare(lines)
 
-    monkeypatch.setattr(model_runner, "sample", noted)
+    monkeypatch.setattr(model_runner, "prepare", noted)
     with engine(1, prefill_chunk_size=32) as built:
         real_head = built.runner.model.logits
         monkeypatch.setattr(built.runner.model, "logits", lambda x: heads.append(len(x)) or real_head(x))

@@ -20,10 +20,10 @@ from hocket.model.kv_geometry import build_kv_cache_config
 from hocket.model.mtp import MtpLayers
 from hocket.model.tokenizer import TOKENIZER_FILE, Tokenizer
 from hocket.obs.trace import TraceWriter
+from hocket.runner.device import DEVICES, open_device, runtime_for
 from hocket.runner.model_runner import ModelRunner
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-DEVICES = ("cpu",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class ModelOptions:
     """Where and how a model runs.
 
     dtype: "float32" or "bfloat16", of weights and cache.
-    device: "cpu".
+    device: "cpu", "npu" or "cuda". One that is not there is an error, never replaced by another.
     kv_cache_memory: bytes of the KV cache at most.
     block_size: rows of a KV block; groups that compress hold as many more tokens in it, states fewer.
     block_sizes: tokens of a block, by group, instead of what follows from `block_size`.
@@ -49,9 +49,7 @@ class ModelOptions:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         if self.device not in DEVICES:
-            raise ValueError(
-                f"device must be 'cpu', got {self.device!r}: other devices are not supported by this version"
-            )
+            raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {self.device!r}")
         require_int("kv_cache_memory", self.kv_cache_memory, 1)
 
 
@@ -110,20 +108,21 @@ def load_model(
     mtp: bool = False,
     random_mtp_seed: int | None = None,
 ) -> LoadedModel:
-    """Load the checkpoint in `folder`. `ValueError` names file, tensor or option.
+    """Load the checkpoint in `folder`. `ValueError` names file, tensor or option; for a device that is not
+    there it says what is missing.
 
     mtp: the MTP layers too, which speculation needs. With `random_mtp_seed` a checkpoint that has none gets
         a random one: it guesses badly, and all else is as with a good one.
     """
     options = options or ModelOptions()
-    dtype = DTYPES[options.dtype]
+    device, dtype = open_device(options.device), DTYPES[options.dtype]
     config, tensors, drafts = load_checkpoint(folder, dtype=dtype, load_mtp=mtp)
     if mtp and not drafts and random_mtp_seed is not None:
         from hocket.model.random_checkpoint import random_mtp_tensors  # nobody else needs it
 
         config = replace(config, num_nextn_predict_layers=1, draft_kind="mtp")
         drafts = random_mtp_tensors(config, random_mtp_seed)
-    model = DeepseekV4Model(config, tensors, dtype, options.device)
+    model = DeepseekV4Model(config, tensors, dtype, device)
     tokenizer = Tokenizer.from_folder(folder) if (Path(folder) / TOKENIZER_FILE).exists() else None
     return LoadedModel(model, tokenizer, options, MtpLayers(model, drafts) if drafts else None)
 
@@ -162,6 +161,7 @@ def build_engine(
         max_model_len=scheduler_config.max_model_len,
         mtp=loaded.mtp,
         num_speculative_tokens=scheduler_config.num_speculative_tokens,
+        runtime=runtime_for(model.device, scheduler_config.async_depth),
     )
     return Engine(
         scheduler_config,

@@ -8,7 +8,8 @@ between them.
             ...
 
 With `async_depth` 1 a step runs in the caller's thread. Deeper, a worker thread executes dispatches in order
-while this thread plans the next ones and processes results. No torch here.
+while this thread plans the next ones and processes results; a device that works on its own needs no such
+thread. No torch here.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from hocket.core.phase import Phase
 from hocket.core.records import AbortReason, RequestOutput, SchedulerOutput
 from hocket.core.request import Request
 from hocket.engine.errors import EngineDeadError
-from hocket.engine.executor import Executor, InlineExecutor, ThreadExecutor
+from hocket.engine.executor import Executor, executor_for
 from hocket.engine.output import OutputProcessor
 from hocket.engine.results import EngineStats, RequestUpdate
 from hocket.obs.recorder import Recorder
@@ -133,11 +134,7 @@ class Engine:
         self._untold = False
         if trace is not None:
             trace.header(scheduler_config, kv_cache_config, runner.describe())
-        self._executor: Executor
-        if scheduler_config.async_depth == 1:
-            self._executor = InlineExecutor(runner, clock)
-        else:
-            self._executor = ThreadExecutor(runner, on_result, clock)
+        self._executor: Executor = executor_for(runner, scheduler_config.async_depth, on_result, clock)
 
     @classmethod
     def from_model(

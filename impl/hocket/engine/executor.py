@@ -1,4 +1,6 @@
-"""Executors run dispatches strictly in the order given: in the caller's thread, or in one worker thread."""
+"""Executors run dispatches strictly in the order given: in the caller's thread, in one worker thread, or on a
+device that works on its own.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 from hocket.core.records import SchedulerOutput
-from hocket.runner.api import NewRequest, Runner, RunnerOutput
+from hocket.runner.api import AsyncRunner, NewRequest, Runner, RunnerOutput, StepFuture
 
 Clock = Callable[[], float]
 
@@ -152,3 +154,107 @@ class ThreadExecutor:
                     self._on_result()
             except BaseException as error:  # noqa: BLE001 - the worker must live: the engine waits for results
                 failure = failure or Executed(error, 0.0)
+
+
+class DeviceExecutor:
+    """Launches a dispatch on a device when it is submitted, and looks for its result when it is collected.
+
+    on_result: called in a thread that waits for the device, after each step. What it raises is the outcome of
+        every later dispatch, as in `ThreadExecutor`.
+    """
+
+    def __init__(
+        self,
+        runner: AsyncRunner,
+        on_result: Callable[[], None] | None = None,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self._runner = runner
+        self._on_result = on_result
+        self._clock = clock
+        self._steps: deque[_Flying] = deque()
+        self._failure: BaseException | None = None
+        self._idle_since_s = clock()
+        self._watched: SimpleQueue[StepFuture | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        if on_result is not None:
+            self._thread = threading.Thread(target=self._watch, name="hocket-device", daemon=True)
+            self._thread.start()
+
+    def submit(self, output: SchedulerOutput, new_requests: Sequence[NewRequest]) -> None:
+        """Launch it now. After a failure the runner's state is not to be trusted: nothing more is."""
+        begin = self._clock()
+        step: StepFuture | None = None
+        if self._failure is None:
+            try:
+                step = self._runner.launch(output, new_requests)
+            except BaseException as error:  # noqa: BLE001 - the engine raises it where the result is collected
+                self._failure = error
+        if not output.is_empty:
+            self._steps.append(_Flying(step, begin))
+        if step is not None and self._thread is not None:
+            self._watched.put(step)
+
+    def ready(self) -> bool:
+        """True if the oldest step has run, or nothing will come of it."""
+        return bool(self._steps) and ((step := self._steps[0].step) is None or step.ready())
+
+    def collect(self) -> Executed:
+        """The oldest result, once the device has it. Its seconds are those since its launch, or since the
+        result before it was taken if that came later.
+        """
+        step, begin = self._steps[0]
+        if step is not None:
+            try:
+                return Executed(step.wait(), self._clock() - max(begin, self._idle_since_s))
+            except Exception as error:  # noqa: BLE001 - as above; Ctrl-C while it waits is the caller's
+                self._failure = error
+                self._steps = deque(_Flying(None, begin) for _ in self._steps)
+        assert self._failure is not None
+        return Executed(self._failure, 0.0)
+
+    def drop(self) -> None:
+        """Book the result with the runner and go on to the next."""
+        step = self._steps.popleft().step
+        assert step is not None
+        step.settle()
+        self._idle_since_s = self._clock()
+
+    def shutdown(self) -> None:
+        """Wait for what was launched: the device must not work on memory that is given back."""
+        for flying in self._steps:
+            if flying.step is not None:
+                with suppress(Exception):  # nobody wants these results any more
+                    flying.step.wait()
+        self._watched.put(None)
+        if self._thread is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        """Wake whoever waits, step by step; what a step raises is found again where it is collected."""
+        assert self._on_result is not None
+        while (step := self._watched.get()) is not None:
+            with suppress(Exception):
+                step.wait()
+            try:
+                self._on_result()
+            except BaseException as error:  # noqa: BLE001 - the thread must live: the engine waits for results
+                self._failure = self._failure or error
+
+
+class _Flying(NamedTuple):
+    """A step that was launched, or that cannot be (None), and when."""
+
+    step: StepFuture | None
+    begin_s: float
+
+
+def executor_for(
+    runner: Runner | AsyncRunner, depth: int, on_result: Callable[[], None] | None, clock: Clock
+) -> Executor:
+    """The executor for a pipeline of that depth."""
+    if depth == 1:
+        return InlineExecutor(runner, clock)
+    if getattr(runner, "asynchronous", False):
+        return DeviceExecutor(cast(AsyncRunner, runner), on_result, clock)
+    return ThreadExecutor(runner, on_result, clock)

@@ -70,3 +70,32 @@ class Runner(Protocol):
     def describe(self) -> Mapping[str, Any]:
         """JSON-ready facts about model and device, for the header of a trace."""
         ...
+
+
+class StepFuture(Protocol):
+    """A step that was launched: its result comes later."""
+
+    def ready(self) -> bool:
+        """True if `wait` would not wait."""
+        ...
+
+    def wait(self) -> RunnerOutput:
+        """The step's result, once the device has it. Changes nothing; may be interrupted and called again."""
+        ...
+
+    def settle(self) -> None:
+        """Book the result with the runner, after `wait`, once, in the order of the launches. Rows whose epoch
+        has ended since the launch change nothing.
+        """
+        ...
+
+
+class AsyncRunner(Runner, Protocol):
+    """A runner whose device works on its own while the host goes on."""
+
+    asynchronous: bool
+    """True if `launch` returns before the step has run. Where it is False, nothing is gained by it."""
+
+    def launch(self, output: SchedulerOutput, new_requests: Sequence[NewRequest] = ()) -> StepFuture | None:
+        """As `execute`, but only queue the work. Nothing of a step that is not settled is needed for it."""
+        ...

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,11 +20,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hocket.model.cache import GroupedCache
-from hocket.model.dispatch import DecodeDispatch, PrefillDispatch
+from hocket.model.dispatch import DecodeDispatch, Extent, PrefillDispatch
 from hocket.model.mtp import MtpLayers
 from hocket.runner.api import RunnerError
 
-Slots = NDArray[np.int64]
+
+class SlotRows(NamedTuple):
+    """The rows of a step: the slot and epoch of each, and its length, which the host knows.
+
+    on_device: `slots` there, int64 [N].
+    """
+
+    slots: NDArray[np.int64]
+    on_device: Tensor
+    epochs: Sequence[int]
+    lengths: Sequence[int]
 
 
 class Drafter:
@@ -45,24 +56,24 @@ class Drafter:
         self.first_drafts = torch.zeros(max_num_seqs, dtype=torch.int64, device=model.device)
         self.tails = torch.zeros(shape, dtype=model.dtype, device=model.device)
 
-    def propose(self, slots: Slots, epochs: Sequence[int], rows: DecodeDispatch) -> Tensor:
-        """The drafts of a step's rows, int64 [N, most]: `rows.num_tokens` of each are 1 + its drafts; entries
+    def propose(self, rows: SlotRows, dispatch: DecodeDispatch) -> Tensor:
+        """The drafts of a step's rows, int64 [N, most]: `rows.lengths` are 1 + the drafts of each; entries
         past a row's own are valid ids without meaning.
         """
-        lengths = rows.num_tokens.tolist()
-        for slot, epoch, length in zip(slots.tolist(), epochs, lengths, strict=True):
+        for slot, epoch, length in zip(rows.slots.tolist(), rows.epochs, rows.lengths, strict=True):
             if length > 1 and self.epochs[slot] != epoch:
                 raise RunnerError(f"slot {slot}: drafts of epoch {self.epochs[slot]} for a row of {epoch}")
-        index = torch.from_numpy(slots).to(self.tails.device)
+        index = rows.on_device
         streams, drafts = self.tails[index, 0], [self.first_drafts[index]]
-        most, layers = max(lengths) - 1, len(self.mtp.layers)
+        most, layers = max(rows.lengths) - 1, len(self.mtp.layers)
         for step in range(1, most):
             layer = step % layers
             row = DecodeDispatch(
                 token_ids=drafts[-1].unsqueeze(1),
-                starts=rows.starts + (step - 1),
-                num_tokens=(rows.num_tokens > step + 1).to(torch.int64),
-                block_tables=rows.block_tables,
+                starts=dispatch.starts + (step - 1),
+                num_tokens=(dispatch.num_tokens > step + 1).to(torch.int64),
+                block_tables=dispatch.block_tables,
+                extent=_ahead(dispatch.extent, rows.lengths, step),
             )
             # A layer whose turn comes again reads this row too: it takes the input of the layer in turn.
             for other in {later % layers for later in range(step + 1, most)} - {layer}:
@@ -72,35 +83,35 @@ class Drafter:
         return torch.stack(drafts, dim=1)
 
     def follow_prefill(
-        self,
-        slots: Slots,
-        epochs: Sequence[int],
-        dispatch: PrefillDispatch,
-        streams: Tensor,
-        next_ids: Tensor,
+        self, rows: SlotRows, dispatch: PrefillDispatch, streams: Tensor, next_ids: Tensor
     ) -> None:
         """The chunks of `dispatch` were computed: `streams` [T, n, h] of the main model, `next_ids` int64 [T]
         the token after each row.
         """
-        tails = self.tails[torch.from_numpy(slots).to(self.tails.device)]
-        tails[dispatch.chunk_starts == 0] = 0  # an earlier owner's, if anybody's
+        tails = self.tails[rows.on_device]
+        # Where a request begins, they are an earlier owner's, if anybody's.
+        tails.masked_fill_((dispatch.chunk_starts == 0).view(-1, 1, 1, 1), 0)
         follows = replace(dispatch, token_ids=next_ids)
         outputs = self.mtp.prefill(follows, streams, tails, self._cache)
-        self._keep(slots, epochs, outputs[dispatch.query_start_loc[1:].to(torch.int64) - 1])
+        self._keep(rows, outputs[dispatch.query_start_loc[1:].to(torch.int64) - 1])
 
-    def follow_decode(
-        self, slots: Slots, epochs: Sequence[int], confirmed: DecodeDispatch, streams: Tensor
-    ) -> None:
+    def follow_decode(self, rows: SlotRows, confirmed: DecodeDispatch, streams: Tensor) -> None:
         """Rows of a decode step were confirmed: `confirmed.token_ids` [N, Q] are the tokens that they gave,
         num_tokens of each request; `streams`: [N, Q, n, h] of the main model.
         """
-        tails = self.tails[torch.from_numpy(slots).to(self.tails.device)]
-        outputs = self.mtp.decode(confirmed, streams, tails, self._cache)
-        each = torch.arange(len(slots), device=outputs.device)
-        self._keep(slots, epochs, outputs[each, confirmed.num_tokens - 1])
+        outputs = self.mtp.decode(confirmed, streams, self.tails[rows.on_device], self._cache)
+        each = torch.arange(len(rows.slots), device=outputs.device)
+        self._keep(rows, outputs[each, confirmed.num_tokens - 1])
 
-    def _keep(self, slots: Slots, epochs: Sequence[int], tails: Tensor) -> None:
-        index = torch.from_numpy(slots).to(self.tails.device)
-        self.tails[index] = tails
-        self.first_drafts[index] = self.mtp.logits(0, tails[:, 0]).argmax(dim=-1)
-        self.epochs[slots] = epochs
+    def _keep(self, rows: SlotRows, tails: Tensor) -> None:
+        self.tails[rows.on_device] = tails
+        self.first_drafts[rows.on_device] = self.mtp.logits(0, tails[:, 0]).argmax(dim=-1)
+        self.epochs[rows.slots] = rows.epochs
+
+
+def _ahead(extent: Extent | None, lengths: Sequence[int], step: int) -> Extent | None:
+    """Of the rows that draft `step` of each request writes, one where there is such a draft."""
+    if extent is None:
+        return None
+    starts = tuple(start + step - 1 for start in extent.starts)
+    return Extent(starts, tuple(int(length > step + 1) for length in lengths), extent.exact)

@@ -37,7 +37,7 @@ class StepPlan(NamedTuple):
     """`[rows]`; True for the first row of an incarnation."""
     records: tuple[RequestRecord, ...]
     starts: Int64Array
-    """`[rows]`; exact position of each row's first token."""
+    """`[rows]`; position of each row's first token, the earliest one if earlier rows are not settled."""
     tables: RowTables
     columns: dict[str, Int64Array]
     prefill: PackedPrefill | None
@@ -138,12 +138,12 @@ def _check_decode(table: SlotTable, plan: StepPlan) -> None:
             raise RunnerError(
                 f"request {request_id!r}: decode row at {bound}, the runner has computed {start}"
             )
-        if len(plan.records[row].tokens) != start + 1:
-            tokens = len(plan.records[row].tokens)
+        tokens = len(plan.records[row].tokens) + int(table.unsettled[plan.slots[row]])
+        if tokens != start + 1:
             raise RunnerError(
                 f"request {request_id!r}: {tokens} tokens, a decode row at {start} needs {start + 1}"
             )
-    ends = plan.starts + np.array(output.num_scheduled_tokens, dtype=np.int64)
+    ends = table.at_most[plan.slots] + np.array(output.num_scheduled_tokens, dtype=np.int64)
     for group in table.groups:
         columns = plan.columns[group.name]
         for row in np.flatnonzero(columns * group.block_size < ends).tolist():
@@ -163,18 +163,33 @@ def commit(table: SlotTable, plan: StepPlan) -> None:
     table.store(plan.slots, plan.tables, plan.columns)
 
 
-def advance(table: SlotTable, plan: StepPlan, emitted: Sequence[Sequence[int]]) -> None:
-    """Book the step's progress: `emitted[row]` are the tokens that the row sampled (none for a non-final
-    chunk).
+def launched(table: SlotTable, plan: StepPlan) -> None:
+    """Book what is certain of a step that the model works on."""
+    output = plan.output
+    prefill = output.phase == Phase.PREFILL
+    for row, record in enumerate(plan.records):
+        start, length, samples = int(plan.starts[row]), output.num_scheduled_tokens[row], output.samples[row]
+        if prefill and samples:
+            # The replay ends here; what follows was sampled by an ended epoch and never emitted.
+            del record.tokens[start + length :]
+        table.launched(int(plan.slots[row]), start, length, length if prefill else 1, samples)
+
+
+def settle(table: SlotTable, plan: StepPlan, emitted: Sequence[Sequence[int]]) -> None:
+    """Book what a step's rows sampled: `emitted[row]`, nothing for a non-final chunk. Steps are settled in
+    the order in which they were launched; rows whose epoch has ended meanwhile change nothing.
     """
     output = plan.output
     for row, record in enumerate(plan.records):
-        slot, start = int(plan.slots[row]), int(plan.starts[row])
-        if output.phase == Phase.PREFILL:
-            table.computed[slot] = end = start + output.num_scheduled_tokens[row]
-            if output.samples[row]:
-                # The replay ends here; what follows was sampled by an ended epoch and never emitted.
-                del record.tokens[end:]
-        else:
-            table.computed[slot] = start + len(emitted[row])
-        record.tokens.extend(emitted[row])
+        if not output.samples[row]:
+            continue
+        count, length = len(emitted[row]), output.num_scheduled_tokens[row]
+        more, fewer = (0, 0) if output.phase == Phase.PREFILL else (count - 1, length - count)
+        if table.settled(output.request_ids[row], output.epochs[row], more, fewer):
+            record.tokens.extend(emitted[row])
+
+
+def advance(table: SlotTable, plan: StepPlan, emitted: Sequence[Sequence[int]]) -> None:
+    """Book a step whose tokens are known as soon as it has run."""
+    launched(table, plan)
+    settle(table, plan, emitted)

@@ -1,17 +1,16 @@
 """The model runner: executes dispatches on a DeepSeek-V4 model over grouped, paged caches.
 
-Decode inputs come from the runner's own memory: the last token of a slot stays on the device, its position is
-what the slot has computed, its drafts are made from what the slot keeps. Nothing of a decode row travels
-through the scheduler, so a dispatch may be planned before the previous one has run. Rows with and without
-drafts take one path: a row without is one of length 1.
+Decode inputs come from the runner's own memory: the last token of a slot and its progress stay on the device,
+its drafts are made from what the slot keeps. Nothing of a decode row travels through the scheduler or the
+host, so a dispatch may be launched before the previous one has run. Rows with and without drafts take one
+path: a row without is one of length 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,34 +21,25 @@ from hocket.core.phase import Phase
 from hocket.core.records import SchedulerOutput
 from hocket.model.cache import GroupedCache
 from hocket.model.deepseek_v4 import DeepseekV4Model
-from hocket.model.dispatch import DecodeDispatch, PrefillDispatch
+from hocket.model.dispatch import DecodeDispatch, Extent, PrefillDispatch
 from hocket.model.mtp import MtpLayers
-from hocket.runner.api import NewRequest, RunnerError, RunnerOutput, TokenLogprobs
-from hocket.runner.drafts import Drafter
-from hocket.runner.inputs import StepPlan, advance, commit, plan_step
-from hocket.runner.sampling import sample, token_logprobs
+from hocket.runner.api import NewRequest, RunnerError, RunnerOutput
+from hocket.runner.device import Array, DeviceRuntime
+from hocket.runner.drafts import Drafter, SlotRows
+from hocket.runner.inputs import StepPlan, commit, launched, plan_step
+from hocket.runner.sampling import Lines, Sampled, asked_lines, has_filters, prepare, rank, sample
 from hocket.runner.slots import SlotTable
+from hocket.runner.step_result import LaunchedStep, Said
 from hocket.runner.verification import num_emitted
 
-
-class _Lines(NamedTuple):
-    """What the target says in a step: one line per row that samples, or per token of a row with drafts.
-
-    logits: [L, V]. rows: the step's row of each line, ascending. positions: where the tokens will stand.
-    drafts: per row of the step. A row's lines stand after none, one, two ... of them.
-    """
-
-    logits: Tensor
-    rows: Sequence[int]
-    positions: Sequence[int]
-    drafts: Sequence[Sequence[int]]
+_PREFILL = ("token_ids", "positions", "query_start_loc", "chunk_starts", "seq_lens", "sample_rows")
 
 
 class ModelRunner:
-    """See `Runner`. `cache` must have been built for `kv_cache_config`; both belong to this runner alone.
+    """See `AsyncRunner`. `cache` must be built for `kv_cache_config`; both belong to this runner alone.
 
     mtp: the layers that make drafts, for a `num_speculative_tokens` above 0. Without them a decode row with
-    drafts is refused.
+    drafts is refused. runtime: of the model's device; on the CPU there is nothing to choose.
     """
 
     def __init__(
@@ -62,15 +52,24 @@ class ModelRunner:
         max_model_len: int,
         mtp: MtpLayers | None = None,
         num_speculative_tokens: int = 0,
+        runtime: DeviceRuntime | None = None,
     ) -> None:
         self.model = model
         self.cache = cache
+        self.runtime = runtime or DeviceRuntime(model.device)
         self.slots = SlotTable(max_num_seqs, kv_cache_config, max_model_len)
         self.last_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=model.device)
         """`[slots]`: what each slot sampled last, the input of its next decode row. Stays on the device."""
+        self.computed = torch.zeros(max_num_seqs, dtype=torch.int64, device=model.device)
+        """`[slots]`: the exact progress, where a slot's next decode row starts. Stays on the device."""
         self.drafter = None
         if mtp is not None and num_speculative_tokens:
             self.drafter = Drafter(mtp, cache, max_num_seqs, num_speculative_tokens)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether `launch` returns before the step has run."""
+        return self.runtime.asynchronous
 
     @property
     def vocab_size(self) -> int:
@@ -92,6 +91,15 @@ class ModelRunner:
         self, output: SchedulerOutput, new_requests: Sequence[NewRequest] = ()
     ) -> RunnerOutput | None:
         """As `Runner.execute`."""
+        step = self.launch(output, new_requests)
+        if step is None:
+            return None
+        result = step.wait()
+        step.settle()
+        return result
+
+    def launch(self, output: SchedulerOutput, new_requests: Sequence[NewRequest] = ()) -> LaunchedStep | None:
+        """As `AsyncRunner.launch`."""
         if output.phase == Phase.DECODE and max(output.num_scheduled_tokens) > 1 and self.drafter is None:
             raise RunnerError(
                 "a decode row has drafts, but this model runner has no draft layers to make them"
@@ -101,96 +109,176 @@ class ModelRunner:
         if output.step_id is None:
             return None
         with torch.no_grad():
-            return self._prefill(plan) if output.phase == Phase.PREFILL else self._decode(plan)
+            said = self._prefill(plan) if output.phase == Phase.PREFILL else self._decode(plan)
+        launched(self.slots, plan)
+        return LaunchedStep(self.slots, plan, said)
 
-    def _prefill(self, plan: StepPlan) -> RunnerOutput:
+    def _prefill(self, plan: StepPlan) -> Said:
         """The language model head runs for the sampling rows only; the MTP layers for all rows."""
         packed, output = plan.prefill, plan.output
         assert packed is not None
         rows = [row for row, samples in enumerate(output.samples) if samples]
+        lines = _lines(plan, rows, [int(packed.seq_lens[row]) for row in rows])
+        inputs: dict[str, Array] = {
+            "token_ids": packed.token_ids,
+            "positions": packed.positions,
+            "query_start_loc": packed.query_start_loc,
+            "chunk_starts": packed.chunk_starts.astype(np.int64),
+            "seq_lens": packed.seq_lens.astype(np.int64),
+            "sample_rows": packed.query_start_loc[1:][np.array(rows, np.int64)].astype(np.int64) - 1,
+            "sample_slots": plan.slots[np.array(rows, np.int64)],
+        }
+        if self.drafter is not None:
+            inputs["next_ids"] = _next_ids(plan)
+        there, tables = self._put(plan, inputs, lines)
         dispatch = PrefillDispatch(
-            token_ids=self._tensor(packed.token_ids),
-            positions=self._tensor(packed.positions),
-            query_start_loc=self._tensor(packed.query_start_loc),
-            chunk_starts=self._tensor(packed.chunk_starts.astype(np.int64)),
-            seq_lens=self._tensor(packed.seq_lens.astype(np.int64)),
-            sample_rows=self._tensor(
-                packed.query_start_loc[1:][np.array(rows, np.int64)].astype(np.int64) - 1
-            ),
-            block_tables={name: self._tensor(table) for name, table in packed.block_tables.items()},
+            **{name: there[name] for name in _PREFILL},
+            block_tables=tables,
+            extent=Extent(tuple(packed.chunk_starts.tolist()), tuple(output.num_scheduled_tokens)),
+            host_sample_rows=tuple(inputs["sample_rows"].tolist()),
         )
         logits, streams = self.model.prefill(dispatch, self.cache, streams=self.drafter is not None)
-        positions = [int(packed.seq_lens[row]) for row in rows]
-        result, tokens = self._choose(plan, _Lines(logits, rows, positions, [()] * len(output.request_ids)))
+        sampled = sample(logits, there, has_filters(lines.params))
+        self.computed[there["slots"]] = dispatch.seq_lens
+        self.last_tokens[there["sample_slots"]] = sampled.token_ids
         if self.drafter is not None and streams is not None:
-            # The token after a chunk is the replay's next one, or the one that was sampled just now.
-            ids, lasts = np.roll(packed.token_ids, -1), packed.query_start_loc[1:] - 1
-            ahead = zip(output.lookahead_token_ids, tokens, strict=True)
-            ids[lasts] = [own[-1] if next_id is None else next_id for next_id, own in ahead]
-            self.drafter.follow_prefill(plan.slots, output.epochs, dispatch, streams, self._tensor(ids))
-        return result
+            ids = there["next_ids"]
+            ids[dispatch.sample_rows] = sampled.token_ids
+            self.drafter.follow_prefill(_slot_rows(plan, there), dispatch, streams, ids)
+        return self._said(lines, logits, sampled, there, rows, None)
 
-    def _decode(self, plan: StepPlan) -> RunnerOutput:
+    def _decode(self, plan: StepPlan) -> Said:
         """Make drafts, verify them in one dispatch, and tell the MTP layers what was confirmed."""
-        output, lengths = plan.output, plan.output.num_scheduled_tokens
-        slots, width = self._tensor(plan.slots), max(lengths)
+        lengths = plan.output.num_scheduled_tokens
+        width = max(lengths)
+        rows = [row for row, n in enumerate(lengths) for _ in range(n)]
+        ordinals = [i for n in lengths for i in range(n)]
+        positions = [int(plan.starts[row]) + 1 + i for row, i in zip(rows, ordinals, strict=True)]
+        spread = int((self.slots.at_most - self.slots.computed)[plan.slots].max())
+        lines = _lines(plan, rows, positions)._replace(spread=spread)
+        inputs = {"num_tokens": np.array(lengths, dtype=np.int64)}
+        ragged = len(rows) < width * len(lengths)
+        if ragged:  # lines among the padded ones
+            inputs["lines"] = np.array(rows) * width + np.array(ordinals)
+        if lines.spread:
+            inputs["rows"], inputs["earliest"] = np.array(rows), plan.starts
+        there, tables = self._put(plan, inputs, lines)
+        slots = there["slots"]
+        starts = self.computed[slots]
+        latest = tuple(self.slots.at_most[plan.slots].tolist())
         dispatch = DecodeDispatch(
             token_ids=self.last_tokens[slots].unsqueeze(1),
-            starts=self._tensor(plan.starts),
-            num_tokens=torch.tensor(lengths, device=self.model.device),
-            block_tables={name: self._tensor(table) for name, table in plan.tables.items()},
+            starts=starts,
+            num_tokens=there["num_tokens"],
+            block_tables=tables,
+            extent=Extent(latest, tuple(lengths), exact=not spread),
         )
-        drafts: list[list[int]] = [[] for _ in lengths]
+        drafts = None
         if width > 1 and self.drafter is not None:
-            proposed = self.drafter.propose(plan.slots, output.epochs, dispatch)
-            dispatch = replace(dispatch, token_ids=torch.cat((dispatch.token_ids, proposed), dim=1))
-            drafts = proposed.tolist()
+            drafts = self.drafter.propose(_slot_rows(plan, there), dispatch)
+            dispatch = replace(dispatch, token_ids=torch.cat((dispatch.token_ids, drafts), dim=1))
         logits, streams = self.model.decode(dispatch, self.cache, streams=self.drafter is not None)
-        used = torch.arange(width, device=slots.device) < dispatch.num_tokens.unsqueeze(1)
-        lines = [(row, int(plan.starts[row]) + 1 + i) for row, n in enumerate(lengths) for i in range(n)]
-        rows, positions = zip(*lines, strict=True)
-        result, tokens = self._choose(plan, _Lines(logits[used], rows, positions, drafts))
-        if self.drafter is not None and streams is not None:
-            counts = [len(own) for own in tokens]
-            most = max(counts)
-            confirmed = replace(
-                dispatch,
-                token_ids=self._tensor(np.array([[*own, *[0] * (most - len(own))] for own in tokens])),
-                num_tokens=torch.tensor(counts, device=self.model.device),
-            )
-            self.drafter.follow_decode(plan.slots, output.epochs, confirmed, streams[:, :most])
-        return result
+        logits = logits.flatten(0, 1)
+        if ragged:
+            logits = logits[there["lines"]]
+        later = (starts - there["earliest"])[there["rows"]] if lines.spread else None
+        sampled = sample(logits, there, has_filters(lines.params), later)
+        counts = self._confirm(plan, dispatch, there, sampled, drafts, streams)
+        return self._said(lines, logits, sampled, there, rows, counts)
 
-    def _choose(self, plan: StepPlan, lines: _Lines) -> tuple[RunnerOutput, list[tuple[int, ...]]]:
-        """Choose tokens, keep them on the device and in the records: the step's result, and the tokens of
-        every row (of one that failed too: it has to go on somehow until its request is ended).
+    def _confirm(
+        self,
+        plan: StepPlan,
+        dispatch: DecodeDispatch,
+        there: Mapping[str, Tensor],
+        sampled: Sampled,
+        drafts: Tensor | None,
+        streams: Tensor | None,
+    ) -> Tensor | None:
+        """Keep what was sampled, on the device: last tokens, progress, what the MTP layers make of it.
+
+        Returns how many tokens each row emits, int64 [N], or None if it is one for each.
         """
-        output = plan.output
-        assert output.step_id is not None
-        params = [plan.records[row].new.request.sampling_params for row in lines.rows]
-        seeds = [plan.records[row].new.seed for row in lines.rows]
-        sampled = sample(lines.logits, params, seeds, lines.positions)
-        chosen = sampled.token_ids.tolist()
-        found = token_logprobs(lines.logits, chosen, [p.logprobs for p in params])
-        tokens: list[tuple[int, ...]] = [()] * len(output.request_ids)
-        logprobs: list[tuple[TokenLogprobs, ...] | None] = [None] * len(tokens)
-        failures: dict[int, str] = {}
-        for row, group in groupby(range(len(lines.rows)), key=lines.rows.__getitem__):
-            mine = list(group)
-            broken = [line - mine[0] for line in mine if line in sampled.failures]
-            count = num_emitted(lines.drafts[row], [chosen[line] for line in mine], broken)
-            tokens[row] = tuple(chosen[line] for line in mine[:count])
-            entries = tuple(entry for line in mine[:count] if (entry := found[line]) is not None)
-            logprobs[row] = entries or None
-            if 0 in broken:
-                failures[row], logprobs[row] = sampled.failures[mine[0]], None
-        advance(self.slots, plan, tokens)
-        rows = [row for row, own in enumerate(tokens) if own]
-        lasts = torch.tensor([tokens[row][-1] for row in rows], dtype=torch.int64, device=self.model.device)
-        self.last_tokens[self._tensor(plan.slots[np.array(rows, np.int64)])] = lasts
-        emitted = tuple(() if row in failures else own for row, own in enumerate(tokens))
-        return RunnerOutput(output.step_id, emitted, tuple(logprobs), failures), tokens
+        slots, shape = there["slots"], dispatch.token_ids.shape
+        chosen, broken, counts = sampled.token_ids.view(-1, 1), sampled.broken, None
+        if drafts is not None:
+            chosen, broken = _padded(chosen, there, shape), _padded(broken, there, shape)
+            counts = num_emitted(drafts, chosen, broken, dispatch.num_tokens)
+        ones = torch.ones_like(dispatch.num_tokens)
+        emitted = ones if counts is None else counts
+        self.last_tokens[slots] = chosen.gather(1, emitted.unsqueeze(1) - 1).squeeze(1)
+        self.computed[slots] = dispatch.starts + emitted
+        if self.drafter is not None and streams is not None:
+            most = 1 if counts is None else self.runtime.largest(counts, shape[1])
+            used = torch.arange(most, device=chosen.device) < emitted.unsqueeze(1)
+            ids = torch.where(used, chosen[:, :most], 0)
+            assert dispatch.extent is not None
+            rows = Extent(dispatch.extent.starts, (most,) * shape[0], exact=False)
+            confirmed = replace(dispatch, token_ids=ids, num_tokens=emitted, extent=rows)
+            self.drafter.follow_decode(_slot_rows(plan, there), confirmed, streams[:, :most])
+        return counts
 
-    def _tensor(self, values: np.ndarray[Any, Any]) -> Tensor:
-        """A copy on the model's device."""
-        return torch.tensor(values, device=self.model.device)
+    def _put(
+        self, plan: StepPlan, inputs: Mapping[str, Array], lines: Lines
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """All host inputs of a step on the device, and the block tables by group."""
+        packed = plan.prefill
+        tables = plan.tables if packed is None else packed.block_tables
+        asked = asked_lines([p.logprobs for p in lines.params])
+        there = self.runtime.put(
+            {
+                "slots": plan.slots,
+                **inputs,
+                **({"asked": asked} if asked.size else {}),
+                **prepare(lines),
+                **{f"table {name}": table for name, table in tables.items()},
+            }
+        )
+        return there, {name: there[f"table {name}"] for name in tables}
+
+    def _said(
+        self,
+        lines: Lines,
+        logits: Tensor,
+        sampled: Sampled,
+        there: Mapping[str, Tensor],
+        rows: Sequence[int],
+        counts: Tensor | None,
+    ) -> Said:
+        """Start bringing to the host what the step said."""
+        asked = [p.logprobs for p in lines.params]
+        ranked: tuple[Tensor, ...] = ()
+        if "asked" in there:
+            most = max(count for count in asked if count is not None)
+            ranked = rank(logits, there["asked"], sampled.token_ids, most)
+        fetched = self.runtime.fetch([*sampled, *(() if counts is None else (counts,)), *ranked])
+        return Said(rows, asked, counts is not None, fetched)
+
+
+def _lines(plan: StepPlan, rows: Sequence[int], positions: Sequence[int]) -> Lines:
+    """The lines of a step, one for each of `rows` (a row may have several), with their parameters."""
+    params = [plan.records[row].new.request.sampling_params for row in rows]
+    return Lines(params, [plan.records[row].new.seed for row in rows], positions)
+
+
+def _next_ids(plan: StepPlan) -> Array:
+    """int64 [T]: the token after each packed row. After a chunk it is the replay's next one, or the one that
+    is sampled in this step: any valid id here.
+    """
+    packed = plan.prefill
+    assert packed is not None
+    ids, lasts = np.roll(packed.token_ids, -1), packed.query_start_loc[1:] - 1
+    ids[lasts] = [0 if next_id is None else next_id for next_id in plan.output.lookahead_token_ids]
+    return ids
+
+
+def _slot_rows(plan: StepPlan, there: Mapping[str, Tensor]) -> SlotRows:
+    return SlotRows(plan.slots, there["slots"], plan.output.epochs, plan.output.num_scheduled_tokens)
+
+
+def _padded(values: Tensor, there: Mapping[str, Tensor], shape: torch.Size) -> Tensor:
+    """One value of each line, [L] or [L, 1], as [N, Q] with zeros where a row has no line."""
+    flat = values.flatten()
+    if "lines" in there:
+        flat = flat.new_zeros(shape.numel()).index_copy(0, there["lines"], flat)
+    return flat.view(shape)

@@ -1,7 +1,8 @@
 """The runner's own memory of its requests: tokens, and per incarnation a slot with progress and block tables.
 
 A slot belongs to one (request, epoch) from its first row until the notice that ends it. Everything in a slot
-is the runner's own and exact: a decode row starts at `computed`, not at the scheduler's upper bound. NumPy
+is the runner's own. Of rows that were launched and are not settled yet the host knows bounds only: `computed`
+counts one token of each decode row, `at_most` all of them; where every row is settled both are exact. NumPy
 arrays, one line per slot, so that a batch's tables are one gather.
 """
 
@@ -38,8 +39,8 @@ class RowTables(dict[str, IntArray]):
 
 
 class SlotTable:
-    """All slots of a runner. `reserve` and the getters are pure; only `drop`, `occupy` and `store` change
-    anything.
+    """All slots of a runner. `reserve` and the getters are pure; only `drop`, `occupy`, `store`, `launched`
+    and `settled` change anything.
     """
 
     def __init__(self, max_slots: int, kv_cache_config: KVCacheConfig, max_model_len: int) -> None:
@@ -51,6 +52,9 @@ class SlotTable:
         self.records: dict[str, RequestRecord] = {}
         self.epochs = np.full(max_slots, -1, dtype=np.int64)
         self.computed = np.zeros(max_slots, dtype=np.int64)
+        self.at_most = np.zeros(max_slots, dtype=np.int64)
+        self.unsettled = np.zeros(max_slots, dtype=np.int64)
+        """`[slots]`: rows that sample, were launched and are not settled yet."""
         self.tables = {
             g.name: np.zeros((max_slots, -(-max_model_len // g.block_size)), np.int32) for g in self.groups
         }
@@ -85,7 +89,7 @@ class SlotTable:
         """End the incarnation: the slot is cleared and free."""
         slot = self._slot_of.pop(request_id)
         self.epochs[slot] = -1
-        self.computed[slot] = 0
+        self.computed[slot] = self.at_most[slot] = self.unsettled[slot] = 0
         for group in self.groups:
             self.tables[group.name][slot] = 0
             self.columns[group.name][slot] = 0
@@ -144,3 +148,23 @@ class SlotTable:
         for name, table in tables.items():
             self.tables[name][slots, : table.shape[1]] = table
             self.columns[name][slots] = columns[name]
+
+    def launched(self, slot: int, start: int, length: int, certain: int, samples: bool) -> None:
+        """A row of `length` tokens from `start` on runs now; it will have computed at least `certain` of
+        them.
+        """
+        self.computed[slot] = start + certain
+        self.at_most[slot] += length
+        self.unsettled[slot] += samples
+
+    def settled(self, request_id: str, epoch: int, more: int, fewer: int) -> bool:
+        """A sampling row is settled: it computed `more` tokens than was certain, `fewer` than it might have.
+        False, and nothing changes, if its epoch has ended (S2).
+        """
+        slot = self._slot_of.get(request_id)
+        if slot is None or self.epochs[slot] != epoch:
+            return False
+        self.computed[slot] += more
+        self.at_most[slot] -= fewer
+        self.unsettled[slot] -= 1
+        return True

@@ -14,17 +14,18 @@ and that depends on schedule, memory and neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+import torch
+from torch import Tensor
 
 
-def num_emitted(drafts: Sequence[int], chosen: Sequence[int], broken: Container[int] = ()) -> int:
-    """How many of `chosen` are emitted: those up to the first draft that is not what the target chose.
+def num_emitted(drafts: Tensor, chosen: Tensor, broken: Tensor, num_tokens: Tensor) -> Tensor:
+    """How many tokens each row emits: those up to the first draft that is not what the target chose.
 
-    drafts: k ids. chosen: the target's k + 1 choices, each after the drafts before it. broken: indices of
-    lines whose logits allow no choice. At least 1; a broken line is left to a later row, where it is the
-    first.
+    drafts: int64 [N, K]. chosen: int64 [N, 1 + K], the target's choices, each after the drafts before it.
+    broken: bool [N, 1 + K], lines whose logits allow no choice. num_tokens: int64 [N], lines in use, at least
+    1; what stands past them is ignored. Returns int64 [N], at least 1; a broken line is left to a later row,
+    where it is the first.
     """
-    count = 1
-    while count < len(chosen) and drafts[count - 1] == chosen[count - 1] and count not in broken:
-        count += 1
-    return count
+    line = torch.arange(1, chosen.shape[1], device=chosen.device)
+    goes_on = (drafts == chosen[:, :-1]) & ~broken[:, 1:] & (line < num_tokens.unsqueeze(1))
+    return 1 + goes_on.to(torch.int64).cumprod(dim=1).sum(dim=1)

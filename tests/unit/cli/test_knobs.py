@@ -148,7 +148,7 @@ def test_bad_input_is_one_line_and_status_2(capsys):
     ("words", "message"),
     [
         (["demo", "--async-depth", "0"], "async_depth must be an int >= 1, got 0"),
-        (["demo", "--device", "cuda"], "device must be 'cpu', got 'cuda'"),
+        (["demo", "--device", "cuda"], "device 'cuda' cannot be used"),
         (["demo", "--watermark", "2"], "watermark must be a number in [0.0, 1.0], got 2.0"),
         (["demo", "--kv-cache-memory", "1KiB"], "kv_cache_memory must be at least"),
         (["demo", "--max-model-len", "100"], "request 'needle': prompt_token_ids must hold at most"),

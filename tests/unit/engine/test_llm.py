@@ -203,8 +203,12 @@ def test_text_stop_strings_and_a_trace_on_the_shipped_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
-        ({"device": "cuda"}, "device must be 'cpu', got 'cuda'"),
-        ({"device": "npu"}, "device must be 'cpu', got 'npu'"),
+        ({"device": "tpu"}, "device must be one of cpu, npu, cuda, got 'tpu'"),
+        (
+            {"device": "cuda"},
+            "device 'cuda' cannot be used: .* finds no accelerator; it needs a build of torch",
+        ),
+        ({"device": "npu"}, "device 'npu' cannot be used: .*torch_npu.*; it needs the extra 'npu'"),
         ({"dtype": "float16"}, "dtype must be one of float32, bfloat16"),
         ({"kv_cache_memory": 0}, "kv_cache_memory must be"),
         ({"block_size": 7}, "block_size must be"),

@@ -6,10 +6,15 @@ import torch
 
 from hocket.model.dispatch import DecodeDispatch
 from hocket.runner.api import RunnerError
+from hocket.runner.drafts import SlotRows
 from tests.e2e.drafting import Recorder, engine, guide, oracle, plain, prompt, request, whole
 
 
-def rows(lengths):
+def rows(slots, epochs, lengths):
+    return SlotRows(np.array(slots), torch.tensor(slots), epochs, lengths)
+
+
+def dispatch(lengths):
     count = len(lengths)
     return DecodeDispatch(
         torch.zeros(count, 1, dtype=torch.int64),
@@ -23,19 +28,19 @@ def test_a_slots_earlier_owner_leaves_no_drafts():
     with engine(1, 2) as built:
         built.add_request(request("a", prompt(9), max_tokens=4))
         built.step()
-        drafter, slots = built.runner.drafter, np.array([0])
+        drafter = built.runner.drafter
         (epoch,) = (int(built.runner.slots.epochs[0]),)
         assert drafter.epochs[0] == epoch
-        assert drafter.propose(slots, (epoch,), rows([2])).shape == (1, 1)
+        assert drafter.propose(rows([0], (epoch,), [2]), dispatch([2])).shape == (1, 1)
         with pytest.raises(RunnerError, match=f"slot 0: drafts of epoch {epoch} for a row of {epoch + 1}"):
-            drafter.propose(slots, (epoch + 1,), rows([2]))
+            drafter.propose(rows([0], (epoch + 1,), [2]), dispatch([2]))
 
 
 def test_a_row_without_drafts_needs_none():
     with engine(1, 2) as built:
         drafter = built.runner.drafter
         drafter.epochs[1] = 7
-        assert drafter.propose(np.array([0, 1]), (3, 7), rows([1, 2])).shape == (2, 1)
+        assert drafter.propose(rows([0, 1], (3, 7), [1, 2]), dispatch([1, 2])).shape == (2, 1)
 
 
 def test_after_rejections_the_next_drafts_start_from_what_was_confirmed():

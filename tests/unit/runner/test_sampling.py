@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from hocket.core.request import SamplingParams
-from hocket.runner.sampling import _draw, _keep_top, sample, token_logprobs
+from hocket.runner.sampling import _draw, _keep_top
+from tests.unit.runner.choosing import choose, filters, logprobs_of
 
 LOGITS = torch.tensor([2.0, 1.0, 1.0, 0.5, -1.0, -3.0, 0.0, 1.5])
 DRAWS = 4000
@@ -34,7 +35,7 @@ def expected(params: SamplingParams, logits=LOGITS) -> list[float]:
 def draws(params: SamplingParams, count: int = DRAWS, logits=LOGITS) -> list[int]:
     rows = logits.expand(count, -1)
     seed = params.seed or 0
-    return sample(rows, [params] * count, [seed] * count, range(count)).token_ids.tolist()
+    return choose(rows, [params] * count, [seed] * count, range(count)).token_ids.tolist()
 
 
 PARAMS = [
@@ -80,7 +81,7 @@ def test_min_p_of_one_keeps_every_token_that_is_as_likely_as_the_best():
 
 def test_greedy_takes_the_lowest_of_equal_maxima():
     logits = torch.tensor([[0.0, 5.0, 5.0], [7.0, 7.0, 7.0]])
-    assert sample(logits, [SamplingParams()] * 2, [0, 0], [0, 0]).token_ids.tolist() == [1, 0]
+    assert choose(logits, [SamplingParams()] * 2, [0, 0], [0, 0]).token_ids.tolist() == [1, 0]
 
 
 def test_a_row_depends_on_nothing_but_itself():
@@ -96,25 +97,25 @@ def test_a_row_depends_on_nothing_but_itself():
         )
     ]
     seeds, positions = list(range(9)), list(range(100, 109))
-    together = sample(logits, params, seeds, positions).token_ids.tolist()
+    together = choose(logits, params, seeds, positions).token_ids.tolist()
     for row in range(9):
-        alone = sample(
+        alone = choose(
             logits[row : row + 1], params[row : row + 1], seeds[row : row + 1], positions[row : row + 1]
         )
         assert alone.token_ids.tolist() == [together[row]]
-    backwards = sample(logits.flip(0), params[::-1], seeds[::-1], positions[::-1]).token_ids.tolist()
+    backwards = choose(logits.flip(0), params[::-1], seeds[::-1], positions[::-1]).token_ids.tolist()
     assert backwards == together[::-1]
 
 
 def test_seed_and_position_decide():
     params = SamplingParams(temperature=1.0)
     rows = LOGITS.expand(64, -1)
-    first = sample(rows, [params] * 64, [5] * 64, range(64)).token_ids.tolist()
-    assert sample(rows, [params] * 64, [5] * 64, range(64)).token_ids.tolist() == first
-    assert sample(rows, [params] * 64, [6] * 64, range(64)).token_ids.tolist() != first
-    assert sample(rows, [params] * 64, [5] * 64, range(1, 65)).token_ids.tolist() == [
+    first = choose(rows, [params] * 64, [5] * 64, range(64)).token_ids.tolist()
+    assert choose(rows, [params] * 64, [5] * 64, range(64)).token_ids.tolist() == first
+    assert choose(rows, [params] * 64, [6] * 64, range(64)).token_ids.tolist() != first
+    assert choose(rows, [params] * 64, [5] * 64, range(1, 65)).token_ids.tolist() == [
         *first[1:],
-        sample(rows[:1], [params], [5], [64]).token_ids.item(),
+        choose(rows[:1], [params], [5], [64]).token_ids.item(),
     ]
 
 
@@ -131,9 +132,9 @@ def test_extreme_temperatures(temperature):
 def test_huge_logits_and_impossible_tokens():
     logits = torch.tensor([[3e38, -3e38, 2.9e38, -float("inf")]]).expand(200, -1)
     params = SamplingParams(temperature=1.0)
-    assert set(sample(logits, [params] * 200, range(200), range(200)).token_ids.tolist()) == {0}
+    assert set(choose(logits, [params] * 200, range(200), range(200)).token_ids.tolist()) == {0}
     logits = torch.tensor([[0.0, -float("inf"), 0.0, -float("inf")]]).expand(200, -1)
-    assert set(sample(logits, [params] * 200, range(200), range(200)).token_ids.tolist()) == {0, 2}
+    assert set(choose(logits, [params] * 200, range(200), range(200)).token_ids.tolist()) == {0, 2}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -142,8 +143,8 @@ def test_a_broken_row_fails_alone(value, temperature):
     logits = LOGITS.repeat(3, 1)
     logits[1, 4] = value
     params = [SamplingParams(temperature=temperature)] * 3
-    sampled = sample(logits, params, [1, 2, 3], [0, 0, 0])
-    healthy = sample(LOGITS.repeat(3, 1), params, [1, 2, 3], [0, 0, 0])
+    sampled = choose(logits, params, [1, 2, 3], [0, 0, 0])
+    healthy = choose(LOGITS.repeat(3, 1), params, [1, 2, 3], [0, 0, 0])
     assert list(sampled.failures) == [1]
     assert "finite" in sampled.failures[1]
     assert sampled.token_ids[[0, 2]].tolist() == healthy.token_ids[[0, 2]].tolist()
@@ -151,19 +152,19 @@ def test_a_broken_row_fails_alone(value, temperature):
 
 
 def test_a_row_of_minus_infinity_fails():
-    sampled = sample(torch.full((1, 3), -float("inf")), [SamplingParams()], [0], [0])
+    sampled = choose(torch.full((1, 3), -float("inf")), [SamplingParams()], [0], [0])
     assert list(sampled.failures) == [0]
 
 
 def test_no_rows():
-    assert sample(torch.zeros(0, 8), [], [], []).token_ids.shape == (0,)
-    assert token_logprobs(torch.zeros(0, 8), [], []) == []
+    assert choose(torch.zeros(0, 8), [], [], []).token_ids.shape == (0,)
+    assert logprobs_of(torch.zeros(0, 8), [], []) == []
 
 
 def test_logprobs_are_of_the_model_not_of_the_filters():
     logits = torch.stack((LOGITS, LOGITS * 2))
     reference = torch.log_softmax(logits, dim=-1)
-    first, second, third = token_logprobs(torch.cat((logits, logits[:1])), [3, 7, 0], [2, None, 0])
+    first, second, third = logprobs_of(torch.cat((logits, logits[:1])), [3, 7, 0], [2, None, 0])
     assert second is None
     assert first.token_id == 3
     assert first.logprob == pytest.approx(float(reference[0, 3]))
@@ -174,14 +175,16 @@ def test_logprobs_are_of_the_model_not_of_the_filters():
 
 def test_a_draw_of_zero_never_picks_a_token_that_was_filtered():
     params = [SamplingParams(temperature=1.0, top_k=1)]
-    assert _draw(torch.tensor([[0.0, 5.0, 1.0]]), params, torch.tensor([0.0])).tolist() == [1]
+    assert _draw(torch.tensor([[0.0, 5.0, 1.0]]), filters(params), torch.tensor([0.0]), True).tolist() == [1]
 
 
 def test_a_temperature_that_float32_does_not_have_is_greedy():
     params = [SamplingParams(temperature=1e-60)]
-    assert _draw(torch.tensor([[0.0, 1.0, 5.0, 2.0]]), params, torch.tensor([0.5])).tolist() == [2]
+    assert _draw(
+        torch.tensor([[0.0, 1.0, 5.0, 2.0]]), filters(params), torch.tensor([0.5]), True
+    ).tolist() == [2]
 
 
 def test_a_top_p_of_one_keeps_what_rounding_would_lose():
-    kept = _keep_top(torch.tensor([[1.0, 1e-9, 1e-10]]), [SamplingParams(temperature=1.0, top_k=3)])
+    kept = _keep_top(torch.tensor([[1.0, 1e-9, 1e-10]]), torch.tensor([3]), torch.tensor([1.0]))
     assert (kept > 0).all()

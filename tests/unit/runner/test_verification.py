@@ -12,10 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket import SamplingParams
-from hocket.runner.sampling import sample
-from hocket.runner.verification import num_emitted
+from hocket.runner import verification
+from tests.unit.runner.choosing import choose as sample
 
 tokens = st.integers(0, 3)
+
+
+def num_emitted(drafts, chosen, broken=(), width=None):
+    """Of one row, padded to `width` lines with drafts that would be accepted."""
+    width = width or len(chosen)
+    pad = width - len(chosen)
+    lines = torch.tensor([[i in broken for i in range(width)]])
+    counts = verification.num_emitted(
+        torch.tensor([[*drafts, *[9] * pad]], dtype=torch.int64),
+        torch.tensor([[*chosen, *[9] * pad]]),
+        lines,
+        torch.tensor([len(chosen)]),
+    )
+    return int(counts[0])
 
 
 @given(st.lists(st.tuples(tokens, tokens), max_size=6), tokens, st.sets(st.integers(1, 6)))
@@ -30,7 +44,17 @@ def test_the_longest_right_prefix_and_one_token(pairs, last, broken):
 
 def test_without_drafts_one_token():
     assert num_emitted([], [3]) == 1
-    assert num_emitted([5], [3]) == 1  # a row without drafts beside one that has some
+    assert num_emitted([], [9], width=3) == 1  # a row without drafts beside one that has some
+
+
+def test_rows_of_one_step_do_not_mix():
+    drafts = torch.tensor([[1, 2], [1, 5], [4, 2]])
+    chosen = torch.tensor([[1, 2, 3], [1, 2, 3], [1, 2, 3]])
+    broken = torch.zeros(3, 3, dtype=torch.bool)
+    counts = verification.num_emitted(drafts, chosen, broken, torch.tensor([3, 3, 3]))
+    assert counts.tolist() == [3, 2, 1]
+    broken[0, 1] = True
+    assert verification.num_emitted(drafts, chosen, broken, torch.tensor([3, 2, 3])).tolist() == [1, 2, 1]
 
 
 VOCAB, LENGTH, RUNS = 4, 3, 12_000
