@@ -119,9 +119,9 @@ def listen(built: Engine, drafts: dict[tuple[str, int], int]) -> None:
         names[0] = output.request_ids
         return execute(output, *given)
 
-    def proposed(slots: Any, epochs: Any, rows: Any) -> Any:
-        made = propose(slots, epochs, rows)
-        for name, start, length, own in zip(names[0], rows.starts, rows.num_tokens, made, strict=True):
+    def proposed(rows: Any, dispatch: Any) -> Any:
+        made = propose(rows, dispatch)
+        for name, start, length, own in zip(names[0], dispatch.starts, rows.lengths, made, strict=True):
             if length > 1:
                 drafts[name, int(start)] = int(own[0])
         return made

@@ -17,19 +17,19 @@ def stale_drafts_after_a_gap(patch: Patch) -> None:
     from hocket.runner.drafts import Drafter
 
     def keep(real: Any) -> Any:
-        def kept(self: Any, slots: Any, *given: Any) -> None:
-            real(self, slots, *given)
-            self.last_step = torch.from_numpy(slots)
+        def kept(self: Any, rows: Any, tails: Any) -> None:
+            real(self, rows, tails)
+            self.last_step = rows.on_device
 
         return kept
 
     def propose(real: Any) -> Any:
-        def proposed(self: Any, slots: Any, *given: Any) -> Any:
-            mine, last = torch.from_numpy(slots), self.last_step
+        def proposed(self: Any, rows: Any, dispatch: Any) -> Any:
+            mine, last = rows.on_device, self.last_step
             owners = last[torch.arange(len(mine)) % len(last)]
             own = self.first_drafts[mine].clone(), self.tails[mine].clone()
             self.first_drafts[mine], self.tails[mine] = self.first_drafts[owners], self.tails[owners]
-            drafts = real(self, slots, *given)
+            drafts = real(self, rows, dispatch)
             self.first_drafts[mine], self.tails[mine] = own
             return drafts
 
@@ -67,10 +67,10 @@ def mtp_reads_the_row_itself(patch: Patch) -> None:
     from hocket.runner.drafts import Drafter
 
     def make(real: Any) -> Any:
-        def follow(self: Any, slots: Any, epochs: Any, dispatch: Any, streams: Any, next_ids: Any) -> None:
+        def follow(self: Any, rows: Any, dispatch: Any, streams: Any, next_ids: Any) -> None:
             ids, lasts = next_ids.clone(), dispatch.query_start_loc[1:].long() - 1
             ids[lasts] = dispatch.token_ids[lasts]
-            real(self, slots, epochs, dispatch, streams, ids)
+            real(self, rows, dispatch, streams, ids)
 
         return follow
 
@@ -100,9 +100,9 @@ def accepted_drafts_are_not_told(patch: Patch) -> None:
     from hocket.runner.drafts import Drafter
 
     def make(real: Any) -> Any:
-        def follow(self: Any, slots: Any, epochs: Any, confirmed: Any, streams: Any) -> None:
+        def follow(self: Any, rows: Any, confirmed: Any, streams: Any) -> None:
             first = replace(confirmed, num_tokens=confirmed.num_tokens.clamp(max=1))
-            real(self, slots, epochs, first, streams)
+            real(self, rows, first, streams)
 
         return follow
 
