@@ -63,7 +63,7 @@ bench: $(STAMP) ## run every tests/bench/*.py briefly: make bench ARGS="--repeat
 verify: $(STAMP) ## run every claim, then a table: make verify PROFILE=quick (standard, full) ARGS="--processes 4"
 	@$(BIN)/hocket verify $(if $(PROFILE),--profile $(PROFILE)) $(ARGS)
 
-prove: $(STAMP) ## run only what is proved without bound: Z3 and CrossHair on the functions that ship
+prove: $(STAMP) ## run only the proofs on the functions that ship: Z3 and CrossHair
 	@$(BIN)/hocket verify --proofs $(ARGS)
 
 lint types arrows: $(STAMP) ## one of the static checks

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from hocket_proofs import families
+from hocket_proofs.contracts import gate
 from hocket_proofs.jobs import GLUE, PLAIN_FAULTS, PROFILES, Done, Profile
 from hocket_proofs.refuted import FAULTS
 from hocket_proofs.refuted.fault import Fault
@@ -87,6 +88,10 @@ def _lemmas(e: Evidence) -> str:
     return f"{e.cases} lemmas"
 
 
+def _confirmed(e: Evidence) -> str:
+    return f"{e.exhausted} of {e.cases} confirmed over all paths"
+
+
 def _no_difference(e: Evidence) -> str:
     return e.broken or ("" if e.steps else "nothing was run")
 
@@ -106,6 +111,11 @@ IN_LOCK_STEP = {
     "S10 one-terminal-event": "one terminal output each, and one notice",
     "L2 work-conservation": "an output is empty only if no phase is serviceable; never stuck",
     "L6 minimal-preemption": "victims are those that the rules name, in the call that dispatches the row",
+}
+
+CONTRACTS = {
+    gate.CLAIMS: "contracts on kernel, pools, validator, slot assignment and slot mapping hold",
+    gate.TWINS: "where the specification has the same rule, it and the kernel say the same",
 }
 
 ON_THE_GRAPH = {
@@ -187,6 +197,11 @@ def _claims() -> Iterable[Claim]:
             _lemmas,
             _all_exhausted,
         )
+    for kind, says in CONTRACTS.items():
+        yield Claim(
+            "all of these", says, "CrossHair", EXHAUSTED, "any integers; short tuples, constant block sizes",
+            ("contract", kind), _confirmed, _all_exhausted,
+        )  # fmt: skip
     for name, says in IN_LOCK_STEP.items():
         yield Claim(
             name, says, "lock-step", EXHAUSTED, SMALL, ("lock-step", "small"), _instances, _all_exhausted
@@ -239,6 +254,7 @@ CLAIMS: tuple[Claim, ...] = tuple(_claims())
 NEEDS = {
     "model": ("torch", "model"),
     "proof": ("z3", "verify"),
+    "contract": ("crosshair", "verify"),
 }  # kind of work -> package, extra that brings it
 
 

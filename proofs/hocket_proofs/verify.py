@@ -14,7 +14,7 @@ from hocket_proofs.claims import CLAIMS, NEEDS, Claim, evidence
 from hocket_proofs.jobs import PROFILES, Done, Job, Profile, plan, run
 
 HOLDS = "holds"
-PROOFS = ("proof",)  # kinds of work that know no bound
+PROOFS = ("proof", "contract")  # kinds of work on the functions that ship, one by one
 
 
 class Verdict(NamedTuple):

@@ -55,6 +55,7 @@ def whole(*changed: Done) -> list[Done]:
             done("packs", "packs"), done("simulation", "worlds"), done("model", "traces"),
             done("model", "faults"), done("refuted", "faults"),
             *(done("proof", f"theorem {k}") for k in range(len(THEOREMS))),
+            done("contract", "claims"), done("contract", "twins"),
         )
     }  # fmt: skip
     return list((pieces | {(d.job.kind, d.job.family): d for d in changed}).values())
@@ -112,11 +113,12 @@ def test_a_bound_that_is_not_reached_falls_short() -> None:
 
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "find_spec", lambda name: None)
-    assert verify.missing() == {"model": "model", "proof": "verify"}
+    assert verify.missing() == {"model": "model", "proof": "verify", "contract": "verify"}
     assert short(whole(), verify.missing()) == {
         "trace replay: not run: pip install 'hocket[model]'",
         "refuted: not run: pip install 'hocket[model]'",
         "Z3: not run: pip install 'hocket[verify]'",
+        "CrossHair: not run: pip install 'hocket[verify]'",
     }
 
 

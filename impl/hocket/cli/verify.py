@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--processes", type=int, default=2, metavar="N", help="processes that share the work")
     other = parser.add_mutually_exclusive_group()
     other.add_argument("--soak", type=int, metavar="STEPS", help="instead: random large runs, simulated")
-    other.add_argument("--proofs", action="store_true", help="instead: only what is proved without bound")
+    other.add_argument("--proofs", action="store_true", help="instead: only proofs on shipped functions")
     other.add_argument("--claims", action="store_true", help="instead: print the page of claims, run nothing")
     other.add_argument(
         "--refuted", nargs="?", const="", metavar="NAME",

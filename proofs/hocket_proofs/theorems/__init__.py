@@ -82,13 +82,13 @@ THEOREMS: tuple[Theorem, ...] = (
         "S5 block-conservation",
         "what guards let a row, its drafts or an admission take leaves no pool "
         "short and every promise covered; all pools give, or none",
-        ("blocks.promises", "blocks.admission", "blocks.all_or_nothing"),
+        ("blocks.promises", "blocks.admission", "blocks.all_or_nothing", "blocks.unlike_vectors"),
     ),
     Theorem(
         "S5 block-conservation",
         "the starts that the capacity formula looks at are enough: no start needs "
         "more, windows and drafts included",
-        ("capacity.enough_starts", "capacity.loop_body"),
+        ("capacity.enough_starts", "capacity.loop_body", "capacity.whole_loop"),
     ),
     Theorem(
         "S5 block-conservation",

@@ -99,6 +99,10 @@ def promises() -> Iterable[Lemma]:
     yield Lemma(
         "what is there is never refused", term(run(kernel.pool_fits, NEED, FREE)), (term(NEED) <= term(FREE),)
     )
+    yield Lemma(
+        "what one may take is free and neither promised to others nor set aside",
+        term(may) == term(FREE) - (term(PROMISED) - term(own)) - term(ASIDE),
+    )
     gone = run(kernel.promised_after, PROMISED, own, 0)
     yield Lemma(
         "a preemption gives back blocks and promise",
@@ -160,6 +164,30 @@ def all_or_nothing() -> Iterable[Lemma]:
                 ]
             ),
         )
+
+
+def unlike(function: Any, *vectors: Any) -> bool:
+    """Vectors of unlike pools are a mistake of ours, and raise."""
+    try:
+        run(function, *vectors)
+    except ValueError:
+        return True
+    return False
+
+
+def unlike_vectors() -> Iterable[Lemma]:
+    """No pool is left out without notice."""
+    two, one = symbol(kernel.Vector, "two", 2), symbol(kernel.Vector, "one", 1)
+    runs = boolean("anything runs")
+    for function, vectors in (
+        (kernel.add, ((two, one), (one, two))),
+        (kernel.subtract, ((two, one), (one, two))),
+        (kernel.fits, ((two, one), (one, two))),
+        (kernel.helps, ((one, two, two), (two, one, two), (two, two, one))),
+        (kernel.admission_ask, ((one, two, two, runs), (two, one, two, runs), (two, two, one, runs))),
+    ):
+        refused = all(unlike(function, *given) for given in vectors)
+        yield Lemma("vectors of unlike pools are refused", z3.BoolVal(refused))
 
 
 def writes() -> Iterable[Lemma]:

@@ -2,8 +2,9 @@
 
 Need is a sum over the groups of a pool, so that what holds of every group at two starts holds of the sum; a
 group stands for any number of them. `capacity_need` itself is a loop over starts whose number is not known
-beforehand: what is proved is that its body keeps the largest need (`larger_need`), and that the starts which
-it looks at are enough. That the loop visits first, first + block size, ... up to last is Python's `range`.
+beforehand: proved is that the starts which it is told to look at are enough, and, with one arbitrary start in
+place of each loop's starts, that it keeps the largest need that it meets. That it then keeps the largest of
+any number of them, and that `range` visits what it is told to, is taken for granted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import z3
 from hocket.core.config import SchedulerConfig
 from hocket.sched import kernel
 from hocket.sched.kernel import Group
-from hocket_proofs.symbolic.lifting import integer, run, symbol
+from hocket_proofs.symbolic.lifting import integer, run, symbol, symbolic
 from hocket_proofs.symbolic.prover import Lemma
 from hocket_proofs.symbolic.values import FLOOR, quotients, term
 from hocket_proofs.theorems.arithmetic import ordered, products_ordered, quotient, shifted
@@ -122,6 +123,48 @@ def loop_body() -> Iterable[Lemma]:
     larger = term(run(kernel.larger_need, need, (GROUP,), START, REACH, TOTAL))
     here = held_at(START)
     yield Lemma("the larger need is kept", larger == z3.If(term(need) < here, here, term(need)))
+
+
+def visiting(groups: tuple[Group, ...]) -> tuple[Any, ...]:
+    """`capacity_need` as it ships, with one arbitrary start in place of each loop's starts, and an arbitrary
+    need at every start: the result, and what each loop was told to visit.
+    """
+    told: list[Any] = []
+
+    def any_start(low: Any, high: Any, step: Any) -> list[Any]:
+        visited = integer(f"visited {len(told)}")
+        told.append((low, high, step, visited))
+        return [visited]
+
+    real = kernel.blocks_of_all_at
+    vars(kernel).update(range=any_start, blocks_of_all_at=lambda *given: symbolic(NEED_AT(term(given[1]))))
+    try:
+        return (kernel.capacity_need(groups, TOTAL, REACH, PERIOD), *told)
+    finally:
+        vars(kernel).update(blocks_of_all_at=real)
+        del vars(kernel)["range"]
+
+
+NEED_AT = z3.Function("need at", z3.IntSort(), z3.IntSort())
+
+
+def whole_loop() -> Iterable[Lemma]:
+    """The loop: it visits what it should for every group, and the result is the largest need that it met."""
+    groups = tuple(symbol(Group, f"group {k}", 0) for k in range(2))
+    need, *told = run(visiting, groups)
+    last = run(kernel.last_start, TOTAL, REACH)
+    first = run(kernel.first_start, last, PERIOD)
+    for group, (low, high, step, _) in zip(groups, told, strict=True):
+        entry = run(kernel.first_entry, first, REACH, group.block_size)
+        yield Lemma(
+            "every group's entries up to the last start are visited",
+            z3.And(
+                term(low) == term(entry), term(high) == term(last) + 1, term(step) == term(group.block_size)
+            ),
+        )
+    met = [NEED_AT(term(start)) for start in (first, *(visited for *_, visited in told))]
+    yield Lemma("no need that was met is larger", z3.And([term(need) >= one for one in met]))
+    yield Lemma("the result is a need that was met", z3.Or([term(need) == one for one in met]))
 
 
 def shipped(name: str) -> Any:

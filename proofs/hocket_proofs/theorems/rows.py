@@ -162,6 +162,10 @@ def limits() -> Iterable[Lemma]:
         (admit,),
     )
     yield Lemma(
+        "seats are those of the running, less the preempted, and the admitted ones",
+        term(taken) == term(running) - term(gone) + term(new),
+    )
+    yield Lemma(
         "a preemption gives its seat back",
         term(run(kernel.seats_taken, running, gone + 1, new)) == term(taken) - 1,
     )

@@ -1,0 +1,1 @@
+"""Contracts that CrossHair confirms over all paths: a second prover, another method, the same functions."""
