@@ -110,7 +110,8 @@ def may_be_given_away(view: View, block: int) -> bool:
     try:
         after(view, out(PREFILL, Row("c", 3, 0, 1, {"full": (block,)}), finished="a b"))
     except Mismatch as mismatch:
-        assert str(mismatch).startswith("S6 no-write-after-free: ")
+        if not str(mismatch).startswith("S6 no-write-after-free: "):
+            raise
         return False
     return True
 
