@@ -108,7 +108,9 @@ def test_what_is_coming() -> None:
     assert blocks.coming(MANY, state(late, flight=flight), late) == (3, 1)
     short = r._replace(columns=((0, 5), (1, 3), (0, 1), (0, 3)))
     assert blocks.coming(MANY, state(short, flight=flight), short) == (3 + 2 + 1, 1)
-    fresh = r._replace(processed=0)
+    odd = r._replace(processed=3)
+    assert blocks.coming(MANY, state(odd, flight=flight), odd) == (3 + 5 + 2, 1)
+    fresh = r._replace(processed=0, columns=((0, 5), (0, 9), (0, 5), (0, 3)))
     assert blocks.coming(MANY, state(fresh), fresh) == (0, 0)
 
 
@@ -218,6 +220,14 @@ def test_victims() -> None:
     fenced = state(SENIOR, *JUNIORS, flight=(Dispatch(PREFILL, (), (2, 0)),))
     assert claim((3, 0), s=fenced) == Claim(False, (JUNIORS[1],))
     assert claim((2, 0), s=fenced) == Claim(True, ())
+
+
+def test_superfluous_victims_are_dropped_one_by_one() -> None:
+    """Two, two and one block: the one is dropped, both others stay."""
+    sizes = (2, 2, 1)
+    juniors = [running(i, (0, size), (0, 0), cfg=PAIR) for i, size in enumerate(sizes, start=1)]
+    assert claim((4, 0), s=state(SENIOR, *juniors)) == Claim(False, (juniors[1], juniors[0]))
+    assert claim((5, 0), s=state(SENIOR, *juniors)) == Claim(False, tuple(reversed(juniors)))
 
 
 def test_blocked_and_hold() -> None:
@@ -352,3 +362,121 @@ def test_results_are_told() -> None:
     for other in (a._replace(epoch=9), a._replace(status=PREEMPTED)):
         stale = s._replace(requests=(other,))
         assert actions.complete(cfg, stale, (Result(2),)) == (stale._replace(flight=()), ())
+
+
+def why(cfg: Config, s: State, w: Witness) -> str:
+    with pytest.raises(Refused) as caught:
+        actions.schedule(cfg, s, w)
+    return str(caught.value).partition(" (")[0].partition(":")[0] + str(caught.value).rpartition(" (")[2]
+
+
+def test_refusals_name_the_row() -> None:
+    cfg = SMALL._replace(pools=(2,), reserve=False, depth=2)
+    s = actions.add(cfg, actions.add(cfg, initial(), 4, 2, 2), 5, 2, 2)
+    plan = walk.attempt(cfg, s, PREFILL)
+    assert [x.name for x in plan.rows] == [4, 5]
+    right = Witness(PREFILL, plan.rows, frozenset())
+    stranger = plan.rows[0]._replace(name=7)
+    assert why(cfg, s, right._replace(rows=(*plan.rows, stranger))) == "runnablerow of 7)"
+    assert why(cfg, s, right._replace(rows=(*plan.rows, plan.rows[0]))) == "runnablerow of 4)"
+    assert why(cfg, s, right._replace(rows=plan.rows[:1])) == "admittedno row of 5)"
+    assert why(cfg, s, right._replace(victims=frozenset({5}))) == "victims[5], due are [])"
+    longer = plan.rows[0]._replace(length=9)
+    assert (
+        why(cfg, s, right._replace(rows=(longer, plan.rows[1]))) == f"length{longer}, granted {plan.rows[0]})"
+    )
+
+
+def test_refusals_of_drafts() -> None:
+    """Two requests with one draft each, and a block for one of them."""
+    cfg = Config((Group(1),), (7,), drafts=1, reserve=False)
+    flags = {"prompt": 2, "computed": 2, "processed": 2, "outputs": 1, "limit": 5}
+    s = state(running(0, (0, 2), **flags), running(1, (0, 2), **flags))
+    plan = walk.attempt(cfg, s, DECODE)
+    assert plan.full == {0: 2, 1: 2}
+    long = tuple(x._replace(length=2, reserved=2) for x in plan.rows)
+    for rows in ((long[0], plan.rows[1]), (plan.rows[0], long[1]), plan.rows):
+        after = actions.schedule(cfg, s, Witness(DECODE, rows, frozenset()))
+        assert [r.computed for r in after.requests] == [2 + x.length for x in rows]
+        assert [r.placeholders for r in after.requests] == [x.reserved for x in rows]
+        assert after.flight[-1].rows == rows
+    assert why(cfg, s, Witness(DECODE, long, frozenset())) == f"drafts{long[1]})"
+    odd = long[0]._replace(reserved=1)
+    assert (
+        why(cfg, s, Witness(DECODE, (odd, plan.rows[1]), frozenset())) == f"length{odd}, granted {long[0]})"
+    )
+    half = long[0]._replace(length=3)
+    assert why(cfg, s, Witness(DECODE, (half, plan.rows[1]), frozenset())).startswith(
+        f"length{half}, granted"
+    )
+    grown = walk.extend(cfg, plan, plan.rows[0])
+    assert grown is not None
+    assert grown[1] == long[0]
+    assert walk.extend(cfg, grown[0], long[0]) is None, "it has them already"
+    assert walk.extend(cfg, grown[0], plan.rows[1]) is None, "no block is left"
+    assert walk.extend(cfg._replace(drafts=0), plan._replace(full={0: 1, 1: 1}), plan.rows[0]) is None
+
+
+def test_drafts_take_only_what_nobody_needs() -> None:
+    """Promises of others, and next rows of those that are not in the dispatch."""
+    cfg = Config((Group(1),), (12,), drafts=1, chunk=3, reserve=False)
+    flags = {"prompt": 2, "computed": 2, "processed": 2, "outputs": 1, "limit": 5}
+    talks, reads = running(0, (0, 2), **flags), running(1, (0, 4))
+    for pools, promise, carries in (
+        (9, 0, False),
+        (10, 0, True),
+        (10, 8, False),
+        (11, 8, True),
+        (9, 5, False),
+    ):
+        at = cfg._replace(pools=(pools + 1,))
+        s = state(talks, reads._replace(promise=(promise,)))
+        plan = walk.attempt(at, s, DECODE)
+        assert [x.name for x in plan.rows] == [0]
+        assert (walk.extend(at, plan, plan.rows[0]) is not None) == carries, (pools, promise)
+
+
+def test_token_order() -> None:
+    a, b = running(0, (0, 4), served=5), running(1, (0, 4), served=2)
+    c = running(2, (0, 0), status=WAITING, computed=0, processed=0)
+    d = c._replace(name=3, overdue=True)
+    e = running(4, (0, 9), computed=9, served=1)
+
+    def names(*requests: Request, phase: int = PREFILL) -> list[int]:
+        return [r.name for r in walk.token_order(state(*requests), phase)]
+
+    assert names(a, b, c, d, e) == [1, 0, 2, 3]
+    assert names(a, b, d, c, e) == [3, 1, 0, 2], "an overdue head comes first"
+    assert names(a, b, e, d, phase=DECODE) == [4]
+    assert names() == []
+
+
+def refused(cfg: Config, s: State, phase: int = PREFILL) -> dict[int, str]:
+    return walk.attempt(cfg, s, phase).refused
+
+
+def test_reasons_why_nothing_is_granted() -> None:
+    cfg = ONE._replace(chunk=4, budget=4, pools=(30,))
+    a, b = running(0, (0, 4)), running(1, (0, 4), served=3)
+    waits = running(2, (0, 0), status=WAITING, computed=0, processed=0, prompt=4)
+    next_one = waits._replace(name=3, epoch=9)
+    assert refused(cfg, state(a, b, waits, next_one)) == {1: "budget", 2: "budget", 3: "queue"}
+    wide = cfg._replace(budget=99)
+    assert refused(wide, state(a, b, waits, next_one)) == {}
+    assert refused(wide._replace(seats=2), state(a, b, waits, next_one)) == {2: "seat", 3: "queue"}
+    gone = waits._replace(status=PREEMPTED)
+    undrained = (flown(gone, PREFILL, 0, 2),)
+    assert refused(wide, state(a, gone, next_one, flight=undrained)) == {2: "drained", 3: "queue"}
+    assert refused(wide._replace(pools=(9,)), state(a, waits)) == {2: "blocks"}
+    aligned = cfg._replace(alignment=4, budget=6)
+    assert refused(aligned, state(a._replace(prompt=20, replay=20), b._replace(prompt=20, replay=20))) == {
+        1: "alignment"
+    }
+    assert refused(aligned, state(a._replace(prompt=20, replay=20), waits._replace(prompt=9, replay=9))) == {
+        2: "alignment"
+    }
+    decodes = [running(i, (0, 9), computed=9, outputs=1, prompt=8, replay=8, served=i) for i in range(3)]
+    assert refused(cfg._replace(budget=2, chunk=1), state(*decodes), DECODE) == {2: "budget"}
+    tight = cfg._replace(pools=(8,), budget=99)
+    assert refused(tight, state(a, b, flight=(flown(b, PREFILL, 0, 4),))) == {0: "blocks", 1: "held"}
+    assert refused(tight, state(a, b)) == {}, "it is drained, and preempted in the call"
