@@ -125,7 +125,7 @@ def test_windows_return() -> None:
 
 def test_newest_writer_keeps_the_fence() -> None:
     cfg = Config((Group(2), Group(4, 0, 1)), (9, 9), reserve=False)
-    r = running(0, (0, 4), (0, 2), cfg=cfg, computed=8, processed=2)
+    r = running(0, (0, 4), (0, 2), cfg=cfg, computed=8, processed=2, served=5)
     flight = (flown(r, PREFILL, 2, 3, (0, 0)), flown(r, PREFILL, 5, 3, (0, 0)))
     s = state(r, flight=flight)
     assert blocks.fences(cfg, s, r) == [(1, 1), (2, 1)], "column 0 of the first group is free at once"
@@ -340,6 +340,7 @@ def test_add_refuses_and_keeps_the_order() -> None:
             actions.add(SMALL, s, name, prompt, 2)
     s = actions.add(SMALL, actions.add(SMALL, s, 1, 2, 2, priority=0), 2, 2, 2, priority=1)
     assert [r.name for r in s.requests] == [1, 0, 2]
+    assert [r.name for r in actions.add(SMALL, s, 3, 2, 2).requests] == [1, 3, 0, 2], "0 if nothing is said"
     assert find(s, 2) == Request(
         2, 2, 2, 1, 2, WAITING, 2, 0, 0, 0, 0, ((0, 0),), (0,), 0, False, AS_CONFIGURED
     )
@@ -381,6 +382,10 @@ def test_refusals_name_the_row() -> None:
     assert why(cfg, s, right._replace(rows=(*plan.rows, plan.rows[0]))) == "runnablerow of 4)"
     assert why(cfg, s, right._replace(rows=plan.rows[:1])) == "admittedno row of 5)"
     assert why(cfg, s, right._replace(victims=frozenset({5}))) == "victims[5], due are [])"
+    moved = plan.rows[0]._replace(start=1)
+    assert (
+        why(cfg, s, right._replace(rows=(moved, plan.rows[1]))) == f"length{moved}, granted {plan.rows[0]})"
+    )
     longer = plan.rows[0]._replace(length=9)
     assert (
         why(cfg, s, right._replace(rows=(longer, plan.rows[1]))) == f"length{longer}, granted {plan.rows[0]})"
@@ -406,8 +411,9 @@ def test_refusals_of_drafts() -> None:
         why(cfg, s, Witness(DECODE, (odd, plan.rows[1]), frozenset())) == f"length{odd}, granted {long[0]})"
     )
     half = long[0]._replace(length=3)
-    assert why(cfg, s, Witness(DECODE, (half, plan.rows[1]), frozenset())).startswith(
-        f"length{half}, granted"
+    assert (
+        why(cfg, s, Witness(DECODE, (half, plan.rows[1]), frozenset()))
+        == f"length{half}, granted {plan.rows[0]})"
     )
     grown = walk.extend(cfg, plan, plan.rows[0])
     assert grown is not None

@@ -94,6 +94,22 @@ def test_every_block_of_a_row_is_written() -> None:
             after(view, out(PREFILL, Row("b", 2, 0, 1, {"full": (block,)}), finished="a"))
 
 
+def test_late_block_of_a_late_chunk_is_written() -> None:
+    view = after(View(("full",), (Group(2),)), out(PREFILL, Row("a", 1, 0, 2, {"full": (1,)}, samples=False)))
+    view = after(processed(view, 0), out(PREFILL, Row("a", 1, 2, 2, {"full": (2,)})))
+    told = out(PREFILL, Row("b", 2, 0, 1, {"full": (2,)}), finished="a")
+    with pytest.raises(Mismatch, match=r"^S6 no-write-after-free: "):
+        after(view, told)
+    after(view, told._replace(new_block_ids=({"full": (1,)},)))
+
+
+def test_block_in_flight_does_not_go_to_the_next_of_the_same_name() -> None:
+    view = after(ONE, first("a", 1, 1))
+    with pytest.raises(Mismatch, match=r"^S6 no-write-after-free: "):
+        after(view, first("a", 2, 1)._replace(finished_request_ids=("a",)))
+    after(view, first("a", 2, 2)._replace(finished_request_ids=("a",)))
+
+
 def drafting() -> View:
     """a has two decode rows with a draft each in flight, b a plain one beside the second."""
     return after(
@@ -134,7 +150,8 @@ def test_epochs_are_fresh() -> None:
     again = Row("a", 1, 0, 1, {"full": (1,)})
     with pytest.raises(Mismatch, match=r"^S2 no-stale-mutation: epoch 1 of a is not fresh, newest 1$"):
         after(gone, out(PREFILL, again, resumed="a"))
-    assert after(gone, out(PREFILL, again._replace(epoch=2), resumed="a")).newest == 2
+    back = after(gone, out(PREFILL, again._replace(epoch=2), resumed="a"))
+    assert (back.newest, back.preempted) == (2, frozenset())
     flying = after(ONE, first("a", 1, 1), out(None, finished="a"))
     with pytest.raises(Mismatch, match=r"^S2 no-stale-mutation: epoch 1 of b is not fresh"):
         after(flying, first("b", 1, 2))
