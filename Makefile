@@ -8,7 +8,7 @@ NPU_BIN := .venv-npu/bin
 NPU_STAMP := .venv-npu/.installed
 FAKE_CANN := .venv-npu/fake_cann
 
-.PHONY: help install npu-env ascend-compile demo test bench verify prove lint types arrows format dist
+.PHONY: help install npu-env ascend-compile demo test bench verify prove mutate-spec lint types arrows format dist
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ verify: $(STAMP) ## run every claim, then a table: make verify PROFILE=quick (st
 
 prove: $(STAMP) ## run only the proofs on the functions that ship: Z3 and CrossHair
 	@$(BIN)/hocket verify --proofs $(ARGS)
+
+mutate-spec: $(STAMP) ## weaken the specification in every way; what no test sees must be explained: ARGS="rules walk"
+	@$(BIN)/python tests/mutation/mutate_spec.py $(ARGS)
 
 lint types arrows: $(STAMP) ## one of the static checks
 	@$(BIN)/python tests/tiers.py $@

@@ -79,6 +79,7 @@ def test_groups_of_one_pool_add_up() -> None:
         (Config((Group(2), Group(1, 2)), (0,), chunk=1, drafts=1), 5, (7,)),
         (Config((Group(2), Group(1, 2)), (0,), chunk=1), 5, (6,)),
         (Config((Group(2),), (0,), chunk=2), 0, (0,)),
+        (Config((Group(2, 3),), (0,), chunk=3), 9, (4,)),
     ],
 )
 def test_capacity(cfg: Config, total: int, most: tuple[int, ...]) -> None:
@@ -129,6 +130,10 @@ def test_newest_writer_keeps_the_fence() -> None:
     flight = (flown(r, PREFILL, 2, 3, (0, 0)), flown(r, PREFILL, 5, 3, (0, 0)))
     s = state(r, flight=flight)
     assert blocks.fences(cfg, s, r) == [(1, 1), (2, 1)], "column 0 of the first group is free at once"
+    returned = r._replace(columns=((2, 4), (0, 2)))
+    assert blocks.fences(cfg, s, returned) == [(0, 1), (2, 1)], "what a window gave back is not its own"
+    spare = r._replace(columns=((0, 5), (0, 2)))
+    assert blocks.fences(cfg, s, spare) == [(1, 1), (2, 1)], "nobody writes the last column"
     assert blocks.fences(cfg, s, r._replace(epoch=9)) == [(0, 0), (0, 0)]
     after = walk.release(cfg, s, r, gone=False)
     assert blocks.fenced(cfg, after) == (3, 2)
@@ -486,3 +491,23 @@ def test_reasons_why_nothing_is_granted() -> None:
     tight = cfg._replace(pools=(8,), budget=99)
     assert refused(tight, state(a, b, flight=(flown(b, PREFILL, 0, 4),))) == {0: "blocks", 1: "held"}
     assert refused(tight, state(a, b)) == {}, "it is drained, and preempted in the call"
+    smaller = b._replace(columns=((0, 2),), computed=2)
+    fenced = (Dispatch(PREFILL, (), (2,)),)
+    assert refused(tight, state(a, smaller, flight=fenced)) == {0: "blocks", 1: "held"}, (
+        "not with its blocks alone"
+    )
+
+
+def test_rows_reserve_what_they_may_emit() -> None:
+    talks = running(0, (0, 9), computed=9)
+    after, row = walk.grant(ONE, state(talks), talks, DECODE, 2)
+    assert row == Row(0, 1, 9, 2, 2, True)
+    assert find(after, 0) == talks._replace(computed=11, placeholders=2, columns=((0, 11),))
+    reads = running(0, (0, 4), promise=(9,))
+    for length, samples in ((4, False), (5, True)):
+        after, row = walk.grant(ONE, state(reads), reads, PREFILL, length)
+        assert row == Row(0, 1, 4, length, int(samples), samples)
+        assert find(after, 0) == reads._replace(
+            computed=4 + length, placeholders=int(samples), columns=((0, 4 + length),),
+            promise=(0,) if samples else (9,),
+        )  # fmt: skip
