@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from hocket.cli import demo
+from hocket.cli import demo, main_job
 from hocket.cli.main import main
 from hocket.core.phase import Phase
 from hocket.core.records import SchedulerOutput
@@ -73,8 +73,8 @@ SHORT = ["demo", "--no-progress", "--max-model-len", "1024", "--prefill-chunk-si
 @pytest.fixture
 def short(monkeypatch):
     """The same with a prompt of 700 tokens."""
-    real = demo.needle_prompt
-    monkeypatch.setattr(demo, "needle_prompt", lambda: real(700))
+    real = main_job.needle_prompt
+    monkeypatch.setattr(main_job, "needle_prompt", lambda tokens: real(700))
 
 
 @pytest.mark.parametrize("chunk", [47])
@@ -93,7 +93,7 @@ def test_turns_of_several_steps_are_said_as_they_are(short, capsys):
 
 def test_requests_that_cannot_run_together_are_refused(short, monkeypatch, capsys):
     assert main([*SHORT, "--max-num-seqs", "1"]) == 2
-    assert "max_num_seqs must be at least 2, got 1: the demo runs two" in capsys.readouterr().err
+    assert "max_num_seqs must be at least 2, got 1: two requests" in capsys.readouterr().err
     assert main([*SHORT, "--watermark", "1.0"]) == 2
     assert "kv_cache_memory or watermark leaves no room for both" in capsys.readouterr().err
 
@@ -114,12 +114,13 @@ def step(phase, *names):
 def test_the_longest_silence_reaches_to_the_last_chunk():
     steps = [step(Phase.PREFILL, "live"), step(Phase.PREFILL, "needle"), step(Phase.DECODE, "live")]
     steps += [step(Phase.PREFILL, "live"), step(Phase.PREFILL, "needle"), step(Phase.DECODE, "needle")]
-    assert demo.Observed(outputs=steps).longest_silence() == 2
+    assert main_job.Observed(outputs=steps).longest_silence() == 2
 
 
 def test_a_wrong_answer_is_status_1(short, monkeypatch, capsys):
     assert main(SHORT) == 0
     capsys.readouterr()
+    monkeypatch.setattr(main_job, "ANSWER", "ORBIT-0000")
     monkeypatch.setattr(demo, "ANSWER", "ORBIT-0000")
     assert main(SHORT) == 1
     assert "WRONG, expected ORBIT-0000" in capsys.readouterr().out
@@ -127,10 +128,10 @@ def test_a_wrong_answer_is_status_1(short, monkeypatch, capsys):
 
 def test_a_mismatch_is_status_1(short, monkeypatch, capsys):
     """The live request says something else beside the needle than alone."""
-    real = demo._observe
+    real = main_job.observe
 
-    def spoilt(loaded, config, args, requests, *rest):
-        observed = real(loaded, config, args, requests, *rest)
+    def spoilt(job, requests, *rest):
+        observed = real(job, requests, *rest)
         if len(requests) == 2:
             from dataclasses import replace
 
@@ -138,13 +139,13 @@ def test_a_mismatch_is_status_1(short, monkeypatch, capsys):
             observed.results["live"] = replace(result, token_ids=(*result.token_ids[:-1], 3))
         return observed
 
-    monkeypatch.setattr(demo, "_observe", spoilt)
+    monkeypatch.setattr(main_job, "observe", spoilt)
     assert main(SHORT) == 1
     assert "identical to isolated run: no" in capsys.readouterr().out
 
 
 def test_silence_of_the_live_request_is_status_1(short, monkeypatch, capsys):
     """Two prefill dispatches in a row where one is allowed."""
-    monkeypatch.setattr(demo.Observed, "longest_silence", lambda self: 2)
+    monkeypatch.setattr(main_job.Observed, "longest_silence", lambda self: 2)
     assert main(SHORT) == 1
     assert "SILENT for 2 prefill steps" in capsys.readouterr().out

@@ -162,25 +162,25 @@ def test_8192_tokens_in_chunks(chunk: int) -> None:
     assert difference(mtp_of_8192(chunk), mtp_of_8192(8192)) <= TOLERANCE
 
 
-def drop_the_cache(real, self, slots, epochs, dispatch, streams, next_ids):
+def drop_the_cache(real, self, rows, dispatch, streams, next_ids):
     """MTP's cache is lost at each chunk boundary."""
     if bool((dispatch.chunk_starts > 0).any()):
         self._cache.tensors["mtp_swa"].zero_()
-    real(self, slots, epochs, dispatch, streams, next_ids)
+    real(self, rows, dispatch, streams, next_ids)
 
 
-def wrong_boundary_token(real, self, slots, epochs, dispatch, streams, next_ids):
+def wrong_boundary_token(real, self, rows, dispatch, streams, next_ids):
     """The last row of a chunk that is not the last takes the prompt's last token."""
     lasts = dispatch.query_start_loc[1:].long() - 1
     inside = dispatch.seq_lens < PROMPT
     next_ids[lasts[inside]] = LONG.prompt_token_ids[-1]
-    real(self, slots, epochs, dispatch, streams, next_ids)
+    real(self, rows, dispatch, streams, next_ids)
 
 
-def another_tail(real, self, slots, epochs, dispatch, streams, next_ids):
+def another_tail(real, self, rows, dispatch, streams, next_ids):
     """With two layers: the second one forgets the row before the chunk."""
     self.tails.zero_()
-    real(self, slots, epochs, dispatch, streams, next_ids)
+    real(self, rows, dispatch, streams, next_ids)
 
 
 @pytest.mark.parametrize(

@@ -24,5 +24,10 @@ COMMANDS: tuple[Command, ...] = (
     Command("demo", "prefill a long prompt beside a live decode request, and check both", "hocket.cli.demo"),
     Command("generate", "run prompts through a checkpoint folder", "hocket.cli.generate"),
     Command("trace", "hold a recorded run against the specification", "hocket.cli.trace"),
+    Command(
+        "validate",
+        "accept a device: the demo's requests, without and with drafts, judged",
+        "hocket.cli.validate",
+    ),
     Command("verify", "run every claim about the scheduler, and print one table", "hocket.cli.verify"),
 )
