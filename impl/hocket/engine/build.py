@@ -31,7 +31,7 @@ class ModelOptions:
     """Where and how a model runs.
 
     dtype: "float32" or "bfloat16", of weights and cache.
-    device: "cpu", "npu" or "cuda". One that is not there is an error, never replaced by another.
+    device: cpu, npu or cuda. One that is not there is an error, never replaced by another.
     kv_cache_memory: bytes of the KV cache at most.
     block_size: rows of a KV block; groups that compress hold as many more tokens in it, states fewer.
     block_sizes: tokens of a block, by group, instead of what follows from `block_size`.

@@ -63,7 +63,7 @@ def open_device(name: str) -> torch.device:
             import_module(device.package)
         found = torch.accelerator.current_accelerator(check_available=True)
     except (ImportError, RuntimeError, OSError) as error:
-        cause = f"{type(error).__name__}: {error}"
+        cause = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise DeviceUnavailableError(f"device {name!r} cannot be used: {cause}; {device.hint}") from error
     if found is None or found.type != name:
         other = "no accelerator" if found is None else f"{found.type!r}"
