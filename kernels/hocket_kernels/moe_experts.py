@@ -98,8 +98,10 @@ def moe_experts(x: Tensor, experts: Tensor, w13: Tensor, w2: Tensor, limit: floa
     x: [T, h]. experts: int64 [T, k]. w13: [E, 2I, h], gate over up. w2: [E, h, I]. limit: of the clamps.
     Returns [T, k, h].
     """
-    if experts.numel() * w13[0].numel() <= _GATHERED_WEIGHTS or not _aligned(w13, w2):
+    if experts.numel() * w13[0].numel() <= _GATHERED_WEIGHTS:
         return _by_gathered_weights(x, experts, w13, w2, limit)
+    if not _grouped_mm_takes(x, w13, w2):
+        return _by_every_expert(x, experts, w13, w2, limit)
     order, rows, ends = _sorted(x, experts, w13.shape[0])
     offsets = ends.to(torch.int32)
     inner = torch.nn.functional.grouped_mm(rows, w13.transpose(1, 2), offs=offsets)
@@ -107,6 +109,17 @@ def moe_experts(x: Tensor, experts: Tensor, w13: Tensor, w2: Tensor, limit: floa
     return _unsorted(outputs, order, experts)
 
 
-def _aligned(*weights: Tensor) -> bool:
-    """grouped_mm wants rows of a multiple of 16 bytes."""
-    return all(w.shape[2] * w.element_size() % 16 == 0 for w in weights)
+def _grouped_mm_takes(x: Tensor, w13: Tensor, w2: Tensor) -> bool:
+    """It wants rows of a multiple of 16 bytes, and bfloat16 except on the CPU."""
+    aligned = all(w.shape[2] * w.element_size() % 16 == 0 for w in (w13, w2))
+    return aligned and (x.is_cpu or x.dtype == torch.bfloat16)
+
+
+def _by_every_expert(x: Tensor, experts: Tensor, w13: Tensor, w2: Tensor, limit: float) -> Tensor:
+    """Every expert over all rows, and of the results those that were asked for. No shape depends on data."""
+    out = x.new_zeros(*experts.shape, w2.shape[1])
+    for expert in range(w13.shape[0]):
+        inner = clamped_swiglu(torch.nn.functional.linear(x, w13[expert]), limit)
+        result = torch.nn.functional.linear(inner, w2[expert]).unsqueeze(1)
+        out = torch.where((experts == expert).unsqueeze(-1), result, out)
+    return out

@@ -125,6 +125,8 @@ def _experts() -> list[Sample]:
         Sample("moe_gate", "hash", (x, gate, None, chosen, torch.arange(7), 2, 1.5)),
         Sample("moe_experts", "few", (x, chosen, w13, w2, 1.0)),
         Sample("moe_experts", "many", (noise(600, 64), many, wide13, wide2, 1.0)),
+        Sample("moe_experts", "many, odd rows", (
+            noise(600, 62), many, noise(4, 2 * 15, 62) * 0.2, noise(4, 62, 15) * 0.2, 1.0)),
         Sample("moe_experts", "many bf16", (
             noise(600, 64, dtype=BF16), many, wide13.to(BF16), wide2.to(BF16), 1.0)),
     ]  # fmt: skip

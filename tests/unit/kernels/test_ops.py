@@ -12,6 +12,7 @@ from hocket_kernels.compressor import compress_ratio4_, compress_ratio128_
 from hocket_kernels.hyper_connection import hc_head, hc_post, hc_pre
 from hocket_kernels.kv_write import grouped_kv_write_
 from hocket_kernels.lightning_indexer import lightning_indexer_decode, lightning_indexer_prefill
+from hocket_kernels.moe_experts import clamped_swiglu, moe_experts
 from hocket_kernels.moe_gate import moe_gate
 from hocket_kernels.query_blocks import decode_positions, query_blocks, visible_entries
 from hocket_kernels.rms_norm import rms_norm
@@ -333,3 +334,26 @@ def test_moe_gate_by_score_and_by_hash() -> None:
     weights, experts = moe_gate(x, weight, None, table, torch.tensor([0, 1, 1, 0, 0, 1]), 2, 1.5)
     assert experts.tolist() == table[[0, 1, 1, 0, 0, 1]].tolist()
     assert near(weights.sum(1), torch.full((6,), 1.5))
+
+
+def test_clamped_swiglu() -> None:
+    x = 3 * noise(4, 6)
+    expected = torch.nn.functional.silu(x[:, :3].clamp(max=1.5)) * x[:, 3:].clamp(-1.5, 1.5)
+    assert (x[:, :3] > 1.5).any()
+    assert (x[:, 3:].abs() > 1.5).any()
+    assert near(clamped_swiglu(x, 1.5), expected)
+
+
+# Few rows (weights are gathered), many (rows are sorted by expert), many of a size that grouped_mm refuses.
+@pytest.mark.parametrize(("rows", "hidden", "inner"), [(5, 8, 4), (700, 64, 16), (700, 62, 15)])
+def test_moe_experts(rows: int, hidden: int, inner: int) -> None:
+    experts = torch.randint(0, 5, (rows, 3), generator=torch.Generator().manual_seed(0))
+    experts[experts == 2] = 4  # nobody chooses expert 2
+    x, w13, w2 = noise(rows, hidden), noise(5, 2 * inner, hidden), noise(5, hidden, inner)
+    found = moe_experts(x, experts, w13, w2, 1.0)
+    assert found.shape == (rows, 3, hidden)
+    for t, k in itertools.product(range(0, rows, 7), range(3)):
+        e = int(experts[t, k])
+        gate, up = (w13[e] @ x[t]).split(inner)
+        expected = w2[e] @ (torch.nn.functional.silu(gate.clamp(max=1.0)) * up.clamp(-1.0, 1.0))
+        assert near(found[t, k], expected, 1e-4)
