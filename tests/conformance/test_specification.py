@@ -71,7 +71,7 @@ def test_lock_step(name: str) -> None:
     assert report.difference == ""
 
 
-@pytest.mark.parametrize("name", ["drafting", "own window", "promising"])
+@pytest.mark.parametrize("name", ["drafting", "holding", "own window", "promising"])
 def test_exploration(name: str) -> None:
     found = exact.measure(INSTANCES[name]._replace(aborts=False, preempts=0), NODES)
     assert found.broken == ""

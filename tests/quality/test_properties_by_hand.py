@@ -253,6 +253,13 @@ def test_what_is_just_within_holds() -> None:
     assert S5(CFG, two(promise=(9, 9))) == ""
     assert S6(CFG, state(OUT, flight=(of(ROW),))) == S7(CFG, state(OUT, flight=(of(ROW),))) == ""
     assert S10(CFG, out(outputs=2)) == ""
+    reads_nothing = state(OUT._replace(columns=((0, 0), (3, 3))), flight=(of(ROW),))
+    assert S7(CFG, reads_nothing) == "", "who does not run"
+    fine = Config((Group(1, 3),), (9,))
+    first_token = B._replace(columns=((1, 4),), promise=(0,))
+    assert S7(fine, state(first_token, flight=chunks(FIRST))).startswith("S7"), (
+        "the first token, in a block of one"
+    )
     assert S8(CFG, state(LONG._replace(computed=7, processed=7))) == ""
 
 

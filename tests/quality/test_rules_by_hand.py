@@ -511,3 +511,34 @@ def test_rows_reserve_what_they_may_emit() -> None:
             computed=4 + length, placeholders=int(samples), columns=((0, 4 + length),),
             promise=(0,) if samples else (9,),
         )  # fmt: skip
+
+
+def test_rows_after_a_victim_of_the_same_call() -> None:
+    """In service order: who takes, the victim, and one that needs no block."""
+    cfg = ONE._replace(chunk=4, budget=99, pools=(16,))
+    takes, last = running(0, (0, 4)), running(1, (0, 8), served=2)
+    victim = running(2, (0, 4), served=1)
+    s = state(takes, last, victim)
+    plan = walk.attempt(cfg, s, PREFILL)
+    assert [x.name for x in plan.rows] == [0, 1]
+    assert plan.takings == (walk.Taking(s, 0, (4,), frozenset(), (2,)),)
+    assert plan.refused == {}
+    assert rules.hold(cfg, state(running(7, (0, 0), computed=9, limit=0), takes, victim)) == frozenset()
+    busy = state(running(7, (0, 8), computed=9, limit=0), takes, victim)
+    assert rules.hold(cfg, busy) == frozenset({2}), "who has nothing to run holds nobody, and stops nobody"
+
+
+def test_decode_rows_take_one_token() -> None:
+    """Of the two that a row with its draft would be long."""
+    cfg = ONE._replace(drafts=1, pools=(10,))
+    s = state(running(0, (0, 9), computed=9), running(1, (0, 1), computed=1))
+    plan = walk.attempt(cfg, s, DECODE)
+    assert plan.full == {0: 2}
+    assert plan.takings == (walk.Taking(s, 0, (1,), frozenset(), (1,)),)
+
+
+def test_what_was_refused_before_the_budget_was_spent() -> None:
+    cfg = ONE._replace(chunk=1, budget=1, pools=(29,))
+    fits = [running(i, (0, 10), computed=9, served=i) for i in (1, 2)]
+    junior = running(0, (0, 9), computed=9)
+    assert refused(cfg, state(*fits, junior), DECODE) == {0: "blocks", 2: "budget"}
