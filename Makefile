@@ -8,7 +8,7 @@ NPU_BIN := .venv-npu/bin
 NPU_STAMP := .venv-npu/.installed
 FAKE_CANN := .venv-npu/fake_cann
 
-.PHONY: help install npu-env ascend-compile demo test bench verify prove mutate-spec lint types arrows format dist
+.PHONY: help install npu-env ascend-compile demo test bench verify prove mutate-spec mutate-kernel mutate lint types arrows format dist
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +68,12 @@ prove: $(STAMP) ## run only the proofs on the functions that ship: Z3 and CrossH
 
 mutate-spec: $(STAMP) ## weaken the specification in every way; what no test sees must be explained: ARGS="rules walk"
 	@$(BIN)/python tests/mutation/mutate_spec.py $(ARGS)
+
+mutate-kernel: $(STAMP) ## change the decisions place by place; the theorems alone must notice (minutes)
+	@$(BIN)/python -m hocket_proofs.mutate kernel --fresh $(ARGS)
+
+mutate: $(STAMP) ## the same for scheduler, pools, nouns and validator, by tests and lock-step (hours, goes on)
+	@$(BIN)/python -m hocket_proofs.mutate product $(ARGS)
 
 lint types arrows: $(STAMP) ## one of the static checks
 	@$(BIN)/python tests/tiers.py $@

@@ -6,7 +6,12 @@ import pytest
 from tests.quality.kernel_lint import findings
 from tests.quality.sources import ROOT
 
-KERNELS = ["impl/hocket/sched/kernel.py", "impl/hocket/kv/counts.py", "impl/hocket/runner/packed_rules.py"]
+KERNELS = [
+    "impl/hocket/sched/kernel.py",
+    "impl/hocket/kv/counts.py",
+    "impl/hocket/runner/packed_rules.py",
+    "impl/hocket/runner/slot_rules.py",
+]
 
 GOOD = '''
 """A kernel."""

@@ -125,7 +125,7 @@ THEOREMS: tuple[Theorem, ...] = (
         "S9 budgets",
         "tokens, seats, depth, chunk size, alignment, drafts and model length are kept, and "
         "no longer row would keep them",
-        ("rows.chunks", "rows.decode_rows", "rows.reserved", "rows.limits"),
+        ("rows.decode_rows", "rows.reserved", "rows.limits", "rows.chunks"),
     ),
     Theorem("S9 budgets", "no request is scheduled past max_tokens or max_model_len", ("progress.limits",)),
     Theorem(

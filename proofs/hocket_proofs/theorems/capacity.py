@@ -136,8 +136,13 @@ def visiting(groups: tuple[Group, ...]) -> tuple[Any, ...]:
         told.append((low, high, step, visited))
         return [visited]
 
+    def any_need(of: tuple[Group, ...], *where: Any) -> Any:
+        if of is not groups:
+            raise ValueError("need of other groups")
+        return symbolic(NEED_AT(*map(term, where)))
+
     real = kernel.blocks_of_all_at
-    vars(kernel).update(range=any_start, blocks_of_all_at=lambda *given: symbolic(NEED_AT(term(given[1]))))
+    vars(kernel).update(range=any_start, blocks_of_all_at=any_need)
     try:
         return (kernel.capacity_need(groups, TOTAL, REACH, PERIOD), *told)
     finally:
@@ -145,7 +150,7 @@ def visiting(groups: tuple[Group, ...]) -> tuple[Any, ...]:
         del vars(kernel)["range"]
 
 
-NEED_AT = z3.Function("need at", z3.IntSort(), z3.IntSort())
+NEED_AT = z3.Function("need at", *[z3.IntSort()] * 4)
 
 
 def whole_loop() -> Iterable[Lemma]:
@@ -162,7 +167,7 @@ def whole_loop() -> Iterable[Lemma]:
                 term(low) == term(entry), term(high) == term(last) + 1, term(step) == term(group.block_size)
             ),
         )
-    met = [NEED_AT(term(start)) for start in (first, *(visited for *_, visited in told))]
+    met = [NEED_AT(term(start), F, N) for start in (first, *(visited for *_, visited in told))]
     yield Lemma("no need that was met is larger", z3.And([term(need) >= one for one in met]))
     yield Lemma("the result is a need that was met", z3.Or([term(need) == one for one in met]))
 
