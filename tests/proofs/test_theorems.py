@@ -14,7 +14,7 @@ from hocket.sched import kernel
 from hocket.sched.kernel import Epochs, Progress, Turn
 from hocket_kernels import slot_rule
 from hocket_proofs import inversion, jobs, verify
-from hocket_proofs.jobs import PROFILES, Job
+from hocket_proofs.jobs import PROFILES, Done, Job
 from hocket_proofs.theorems import DECISIONS, THEOREMS
 
 ALL = tuple(range(len(THEOREMS)))
@@ -188,15 +188,24 @@ def test_an_unnoticed_branch_would_be_named(monkeypatch: pytest.MonkeyPatch) -> 
 def test_command_runs_the_proofs_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["verify", "--proofs", "--processes", "1"]) == 0
+    (k,) = (k for k in ALL if "rows.limits" in THEOREMS[k].parts)
+    asked: list[Job] = []
+
+    def work(given: list[Job], processes: int, say: object) -> list[Done]:
+        """The budgets for real, the others (which have tests of their own) as if they held."""
+        asked[:] = given
+        held = [Done(job, 0.0, 1, 1, 0, 0) for job in given if job.family != f"theorem {k}"]
+        return [jobs.run(Job("proof", f"theorem {k}", k, k + 1, "quick")), *held]
+
+    monkeypatch.setattr(verify, "work", work)
+    assert main(["verify", "--proofs"]) == 0
+    assert sorted(asked) == sorted(jobs.proofs(PROFILES["standard"]))
     out = capsys.readouterr().out
     assert "L1 bounded-wait" in out
+    assert "CrossHair" in out
     assert "lock-step" not in out
     monkeypatch.setattr(kernel, "has_room", lambda in_flight, depth: in_flight <= depth)
-    (k,) = (k for k in ALL if "rows.limits" in THEOREMS[k].parts)
-    budgets = [job for job in jobs.proofs(PROFILES["quick"]) if job.family == f"theorem {k}"]
-    monkeypatch.setattr(verify, "plan", lambda profile: budgets)
-    assert main(["verify", "--proofs", "--processes", "1"]) == 1
+    assert main(["verify", "--proofs"]) == 1
     assert "S9 budgets by Z3: a dispatch keeps to the depth" in capsys.readouterr().out
 
 

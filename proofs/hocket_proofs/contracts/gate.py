@@ -70,7 +70,8 @@ def unlisted() -> str:
 def command(obligation: Obligation) -> list[str]:
     """The command that discharges it."""
     crosshair = [sys.executable, "-m", "crosshair"]
-    limit = ["--per_condition_timeout", str(TIMEOUT_S)]
+    # The second limit bounds Z3 too, by the clock: the default, a few seconds, is little on a busy machine.
+    limit = ["--per_condition_timeout", str(TIMEOUT_S), "--per_path_timeout", str(TIMEOUT_S)]
     if obligation.kind == CLAIMS:
         check = ["check", "--analysis_kind=PEP316", "--report_all", *limit]
         return [*crosshair, *check, f"{PACKAGE}.claims.{obligation.name}"]

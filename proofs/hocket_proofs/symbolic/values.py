@@ -19,6 +19,8 @@ FLOOR = z3.Function("floor", z3.IntSort(), z3.IntSort(), z3.IntSort())
 REST = z3.Function("rest", z3.IntSort(), z3.IntSort(), z3.IntSort())
 """Remainder of `FLOOR`."""
 
+EFFORT = 1_000_000  # Z3's own steps for one branch; unlike time, the same on a busy machine
+
 
 class NotSymbolic(TypeError):
     """Something was done to a symbol that looks at the object instead of its number."""
@@ -31,7 +33,7 @@ class Explorer:
 
     def __init__(self, assumed: tuple[Any, ...] = ()) -> None:
         self._solver = z3.Solver()
-        self._solver.set("timeout", 200)
+        self._solver.set("rlimit", EFFORT)
         self._solver.add(*assumed)
         self._script: list[bool] = []
         self._place = 0
