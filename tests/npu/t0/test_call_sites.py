@@ -52,6 +52,7 @@ def chosen(sample: Sample) -> Choice:
 
 def test_the_order_is_stock_custom_triton_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen(find("rms_norm", "weight")).source == "stock"
+    assert chosen(find("partial_rotary", "rows")).source == "stock", "though Triton could run it too"
     assert chosen(find("hc_pre", "bf16")).source == "custom"
     refused = chosen(find("hc_pre", "float32"))
     assert refused.source == "reference"

@@ -216,6 +216,23 @@ def test_lightning_indexer(topk: int) -> None:
     assert (chosen[3] == -1).all()
 
 
+@pytest.mark.parametrize("position", [11, 12, 14])
+def test_the_indexer_sees_the_entry_that_closes_last(position: int) -> None:
+    """It fits the query best, and is number 2 of 3 at each of these positions."""
+    keys, table = noise(30, 8), scattered(1, 4)
+    query = keys[slot(table, 0, 8, 12, 4)].view(1, 1, 8)
+    weights, starts, one = torch.ones(1, 1), torch.tensor([position]), torch.tensor([1])
+    loc = torch.tensor([0, 1], dtype=torch.int32)
+    packed = lightning_indexer_prefill(
+        query, weights, keys, table, 12, loc, starts, [1], [position + 1], 4, 1
+    )
+    alone = lightning_indexer_decode(
+        query.unsqueeze(0), weights.unsqueeze(0), keys, table, 12, starts, one, [position + 1], 4, 1
+    )
+    assert packed.tolist() == [[2]]
+    assert alone.tolist() == [[[2]]]
+
+
 def _attention_case(ratio: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Caches of three requests with 90, 300 and 2 tokens, NaN elsewhere, and their tables."""
     lens = torch.tensor([90, 300, 2])
