@@ -8,10 +8,10 @@ NPU_BIN := .venv-npu/bin
 NPU_STAMP := .venv-npu/.installed
 FAKE_CANN := .venv-npu/fake_cann
 
-.PHONY: help install npu-env ascend-compile demo test bench verify prove mutate-spec mutate-kernel mutate lint types arrows format dist
+.PHONY: help install npu-env ascend-compile demo test bench verify prove mutate-spec mutate-kernel mutate lint types arrows t0 t1 t2 format dist
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z -]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9 -]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## make .venv with hocket (editable) and everything that the tests need
 
@@ -76,6 +76,9 @@ mutate: $(STAMP) ## the same for scheduler, pools, nouns and validator, by tests
 	@$(BIN)/python -m hocket_proofs.mutate product $(ARGS)
 
 lint types arrows: $(STAMP) ## one of the static checks
+	@$(BIN)/python tests/tiers.py $@
+
+t0 t1 t2: $(STAMP) ## one of the tiers of the NPU path; none needs an NPU
 	@$(BIN)/python tests/tiers.py $@
 
 format: $(STAMP) ## put the sources into the one format, and apply safe fixes

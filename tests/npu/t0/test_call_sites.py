@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hocket_kernels.registry import OPS, Choice, choose, missing, overview
+from hocket_kernels.registry import OPS, Choice, choose, find, missing, overview
 from tests.npu.checks import check_computes, taken
 from tests.npu.references import defined_snapshot, snapshot
 from tests.npu.samples import Sample, ints, noise, samples
@@ -42,7 +42,7 @@ def test_the_snapshot_is_whole() -> None:
     assert {f"_C_ascend::{name}" for name in called} == set(snapshot("_C_ascend"))
 
 
-def find(op: str, label: str) -> Sample:
+def sample_of(op: str, label: str) -> Sample:
     return next(s for s in SAMPLES if (s.op, s.label) == (op, label))
 
 
@@ -51,18 +51,18 @@ def chosen(sample: Sample) -> Choice:
 
 
 def test_the_order_is_stock_custom_triton_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert chosen(find("rms_norm", "weight")).source == "stock"
-    assert chosen(find("partial_rotary", "rows")).source == "stock", "though Triton could run it too"
-    assert chosen(find("hc_pre", "bf16")).source == "custom"
-    refused = chosen(find("hc_pre", "float32"))
+    assert chosen(sample_of("rms_norm", "weight")).source == "stock"
+    assert chosen(sample_of("partial_rotary", "rows")).source == "stock", "though Triton could run it too"
+    assert chosen(sample_of("hc_pre", "bf16")).source == "custom"
+    refused = chosen(sample_of("hc_pre", "float32"))
     assert refused.source == "reference"
     assert refused.passed_over == (
         ("custom", "a custom kernel knows 4 streams in bfloat16, not 4 in torch.float32"),
     )
-    assert chosen(find("slot_mapping", "tokens")).source == "triton"
-    assert chosen(find("moe_gate", "bias")).source == "reference"
+    assert chosen(sample_of("slot_mapping", "tokens")).source == "triton"
+    assert chosen(sample_of("moe_gate", "bias")).source == "reference"
     monkeypatch.setattr("hocket_kernels.registry._triton_is_usable", lambda: False)
-    without = chosen(find("slot_mapping", "tokens"))
+    without = chosen(sample_of("slot_mapping", "tokens"))
     assert (without.source, without.passed_over) == ("reference", (("triton", "no Triton for this device"),))
 
 
@@ -82,7 +82,7 @@ REFUSED = [
 def test_the_kernel_for_the_real_sizes_takes_no_others(
     label: str, changed: dict[int, Any], reason: str
 ) -> None:
-    sample = find("sparse_attention_prefill", label)
+    sample = sample_of("sparse_attention_prefill", label)
     args = [changed.get(i, a) for i, a in enumerate(sample.args)]
     (implementation,) = OPS[sample.op].implementations
     assert re.fullmatch(reason, implementation.refuses(*args))
@@ -98,3 +98,14 @@ def test_an_overview_names_what_is_loaded() -> None:
 def test_without_the_libraries_everything_is_the_reference() -> None:
     absent = OPS["rms_norm"].implementations[0]._replace(needs=("npu_rms_norm_of_tomorrow",))
     assert missing(absent) == "npu_rms_norm_of_tomorrow is not loaded"
+
+
+def test_a_custom_package_is_found_under_either_name() -> None:
+    library = torch.library.Library("custom", "FRAGMENT")
+    try:
+        library.define("npu_op_of_ours(Tensor x) -> Tensor")
+        assert find("custom", "npu_op_of_ours") is torch.ops.custom.npu_op_of_ours
+        assert find("custom", "npu_hc_post") is torch.ops._C_ascend.npu_hc_post
+        assert find("stock", "npu_hc_post") is None
+    finally:
+        library._destroy()
