@@ -156,7 +156,10 @@ def test_command_prints_one_table_and_its_status(monkeypatch: pytest.MonkeyPatch
 
 
 def test_command_refuses_what_makes_no_sense() -> None:
-    assert command("--processes", "0")[0] == 2
+    for processes in ("0", "65", "100000"):
+        status, _, err = command("--processes", processes)
+        assert status == 2
+        assert f"--processes must be in [1, 64], got {processes}" in err
     assert command("--soak", "0")[0] == 2
     assert command("--refuted", "no such fault")[0] == 2
 

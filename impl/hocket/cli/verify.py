@@ -9,6 +9,7 @@ from typing import Any
 from hocket.cli.knobs import or_refuse
 from hocket.obs.checkers import checker
 
+MOST_PROCESSES = 64  # each holds a model of its own: more is a slip of the keyboard
 PROFILES = ("quick", "standard", "full")
 
 
@@ -33,8 +34,9 @@ def run(args: argparse.Namespace) -> int:
         return or_refuse("verify", lambda: int(_tool("refute").main(args.refuted)))
     if args.soak is not None:
         return or_refuse("verify", lambda: int(_tool("soak").main(args.soak, args.seed)))
-    if args.processes < 1:
-        print(f"hocket verify: error: --processes must be at least 1, got {args.processes}", file=sys.stderr)
+    if not 1 <= args.processes <= MOST_PROCESSES:
+        allowed = f"--processes must be in [1, {MOST_PROCESSES}]"
+        print(f"hocket verify: error: {allowed}, got {args.processes}", file=sys.stderr)
         return 2
     # What is loaded may be refused; a `ValueError` of the claims themselves is a bug, with its traceback.
     status = or_refuse("verify", lambda: 0 if _tool("verify") else 2)
