@@ -102,7 +102,6 @@ class FakeDevice(TorchDispatchMode):
         """What operations raised when their time had come; a real device would have failed there."""
         self._jobs: dict[int, Callable[[], object]] = {}
         self._number = 0
-        self._shapes: dict[Any, tuple[list[_Output], Any]] = {}
         # The C side keeps no reference to these two.
         self._run = ctypes.CFUNCTYPE(None, ctypes.c_long)(self._run_job)
         self._hear = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._heard)
@@ -236,9 +235,9 @@ class FakeDevice(TorchDispatchMode):
         Worked out once.
         """
         key = (func, _key(given))
-        if key not in self._shapes:
-            self._shapes[key] = self._worked_out(func, given)
-        return self._shapes[key]
+        if key not in _SHAPES:
+            _SHAPES[key] = self._worked_out(func, given)
+        return _SHAPES[key]
 
     def _worked_out(self, func: Any, given: Any) -> tuple[list[_Output], Any] | None:
         sources: dict[int, int] = {}
@@ -281,6 +280,9 @@ def _current_stream() -> ctypes.c_void_p:
 
 
 _HANDLES: dict[int, ctypes.c_void_p] = {}
+
+_SHAPES: dict[Any, tuple[list[_Output], Any] | None] = {}
+"""Operation and shapes of its inputs -> its outputs."""
 
 
 @functools.cache

@@ -83,7 +83,7 @@ def freed_early(patch: Patch) -> None:
     patch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
 
 
-WRONG = r"values: |on the device: "
+WRONG = r"values: |on the device: |sampled_token_ids"
 
 FAULTS: dict[str, tuple[Callable[[Patch], None], str, dict[str, Any]]] = {
     "unguarded staging buffer": (unguarded_staging_buffer, WRONG, {"sanitized": False}),
