@@ -7,11 +7,11 @@ from hocket.engine.results import RequestResult
 from tests.npu.fake_cann.device import fake_device
 from tests.npu.t2.world import Watch, engine, loaded, on_cpu, prompt, request, run
 
-LIVE = request("live", prompt(9, 1), max_tokens=14, logprobs=2)
+LIVE = request("live", prompt(9, 1), max_tokens=10, logprobs=2)
 REQUESTS = (
     LIVE,
-    request("long", prompt(60, 2), max_tokens=6, temperature=0.9, top_k=8, seed=7),
-    request("warm", prompt(5, 3), max_tokens=8, temperature=1.3, top_p=0.9, min_p=0.01, seed=8),
+    request("long", prompt(44, 2), max_tokens=4, temperature=0.9, top_k=8, seed=7),
+    request("warm", prompt(5, 3), max_tokens=5, temperature=1.3, top_p=0.9, min_p=0.01, seed=8),
 )
 
 
