@@ -7,7 +7,7 @@ mutmut mutates what it finds below its working folder, so the specification is c
 functions that remember their results do so under their name instead of a decorator, which mutmut would pass
 over; and `strict=True` is taken out, an assertion whose removal nothing but a mistake elsewhere could show.
 
-Survivors are compared with `proofs/mutation/spec.toml`. Red are: a survivor that is not in the ledger, an
+Survivors are compared with `tests/mutation/spec.toml`. Red are: a survivor that is not in the ledger, an
 entry of the ledger that does not survive, a mutant that was not run, and a run without mutants. The ledger
 itself is tested in `tests/quality/test_mutation_ledger.py`.
 """
@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = ROOT / "spec/hocket_spec"
-LEDGER = ROOT / "proofs/mutation/spec.toml"
+LEDGER = ROOT / "tests/mutation/spec.toml"
 WORK = ROOT / "build/mutation/spec"
 # The model of the scheduler, packs and the runner's view; `told` has no function.
 MODULES = ("actions", "blocks", "dispatch", "packed", "properties", "rules", "runner", "state", "walk")

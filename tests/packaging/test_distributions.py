@@ -99,7 +99,7 @@ def test_metadata(metadata: Message) -> None:
     assert metadata["License-File"] == "LICENSE"
     assert metadata["Requires-Python"] == ">=3.11"
     extras = set(metadata.get_all("Provides-Extra", []))
-    assert extras == {"model", "server", "npu", "vllm", "verify", "dev"}
+    assert extras == {"model", "server", "npu", "npu-triton", "vllm", "verify", "dev"}
 
 
 def test_base_dependency_is_numpy_alone(metadata: Message) -> None:
