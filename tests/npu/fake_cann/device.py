@@ -359,8 +359,9 @@ def fake_device(sanitized: bool = True) -> Iterator[FakeDevice]:
             stack.enter_context(device)
             if sanitized:
                 # Entered last, so that it sees the operations on tensors of the device.
-                stack.enter_context(_stream_check.NPUSanitizerDispatchMode(_sanitizer()))
-                del _sanitizer().record_stream_errors[:]
+                handler = _sanitizer()
+                handler.__init__()  # it must not remember what stood at an address in another test
+                stack.enter_context(_stream_check.NPUSanitizerDispatchMode(handler))
             yield device
             torch.accelerator.synchronize()
     finally:

@@ -75,12 +75,12 @@ def engine(model: LoadedModel, depth: int, drafts: int = 0, **knobs: object) -> 
 
 
 class Watch:
-    """Stands between an engine and its runner on the fake device: what makes the host wait while a step is
-    launched, step by step, and how often it waits for a result.
+    """Stands between an engine and its runner on the fake device. A step whose launch makes the host wait is
+    an error; `waits` are those for results.
     """
 
     def __init__(self, built: Engine, device: FakeDevice) -> None:
-        self.steps: list[tuple[Phase, list[Sync]]] = []
+        self.steps: list[Phase] = []
         self.waits: list[list[Sync]] = []
         runner = built.runner
         launch = runner.launch  # type: ignore[attr-defined]
@@ -89,7 +89,8 @@ class Watch:
             with device.watched() as syncs:
                 step = launch(output, new_requests)
             if step is not None:
-                self.steps.append((output.phase, syncs))
+                assert not syncs, f"the host waits while a step is launched: {syncs}"
+                self.steps.append(output.phase)
                 wait = step.wait
 
                 def waited():  # type: ignore[no-untyped-def]
@@ -102,11 +103,6 @@ class Watch:
             return step
 
         runner.launch = watched  # type: ignore[attr-defined]
-
-    @property
-    def while_launching(self) -> set[Sync]:
-        """All that made the host wait while steps were launched."""
-        return {sync for _, syncs in self.steps for sync in syncs}
 
 
 def run(
