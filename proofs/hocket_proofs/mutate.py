@@ -1,7 +1,7 @@
 """What survives when the sources are changed in one place at a time?
 
     python -m hocket_proofs.mutate kernel      the decisions, judged by the theorems alone
-    python -m hocket_proofs.mutate product     scheduler, pools, nouns and validator, by tests and lock-step
+    python -m hocket_proofs.mutate product     scheduler, pools, nouns and validator, by all checks
 
 mutmut makes the changes and runs the checks, in a copy of the sources below `.mutants/`, so that nothing is
 left behind and a run that was interrupted goes on where it stopped. `mutants.toml` explains survivors; one it
@@ -100,8 +100,14 @@ TARGETS = {
     ),
     "product": Target(
         ("core/*.py", "sched/*.py", "kv/*.py", "runner/packed*.py", "runner/slot_rules.py"),
-        {"test_lock_step.py": LOCK_STEP},
-        ("unit/sched", "unit/kv", "unit/runner/test_packed.py", "unit/test_bad_input.py"),
+        {"test_lock_step.py": LOCK_STEP, "test_theorems.py": THEOREMS_ALONE},
+        (
+            "unit/sched",
+            "unit/kv",
+            "unit/runner/test_packed.py",
+            "unit/runner/test_steps.py",
+            "unit/test_bad_input.py",
+        ),
         0.95,
         # It reads the sources, which mutmut has rewritten.
         ("unit/runner/test_packed.py::test_the_rules_can_be_executed_symbolically",),
