@@ -75,6 +75,7 @@ class Replay:
         self.ids: dict[int, str] = {}
         self.added = 0
         self.requests: dict[int, Request] = {}
+        self.said: dict[int, list[int]] = {}
         self.epochs: dict[int, int] = {}  # recorded -> the model's
         self.flight: deque[SchedulerOutput] = deque()
         self.shown: deque[str] = deque(maxlen=ACTIONS_SHOWN)
@@ -123,6 +124,7 @@ class Replay:
         self.numbers = {request_id: name for request_id, name in self.numbers.items() if name in names}
         self.ids = {name: request_id for name, request_id in self.ids.items() if name in names}
         self.requests = {name: request for name, request in self.requests.items() if name in names}
+        self.said = {name: tokens for name, tokens in self.said.items() if name in names}
         self.epochs = {recorded: epoch for recorded, epoch in self.epochs.items() if epoch in epochs}
 
     def _known(self, request_id: str) -> int:
@@ -149,7 +151,7 @@ class Replay:
             raise Broken(f"S9 budgets: {error}") from error
         self.added += 1
         self.numbers[request.request_id], self.ids[name] = name, request.request_id
-        self.requests[name] = request
+        self.requests[name], self.said[name] = request, []
         return f"add {request.request_id} ({traffic.prompt}+{traffic.limit})"
 
     def _abort(self, request_id: str, reason: str, output: RequestOutput | None) -> str:
@@ -187,6 +189,7 @@ class Replay:
         named = [sorted(set(part)) for part in (output.preempted_request_ids, output.finished_request_ids)]
         if named != due:
             raise Broken(f"S10 one-terminal-event: notices {named}, due are {due}")
+        self._same_lookahead(rows, output)
         self.state, self.owed = after, Owed()
         self.view = runner.receive(self.view, output)
         self.preemptions += len(witness.victims)
@@ -196,6 +199,22 @@ class Replay:
             self.flight.append(output)
             self._same_tables(output)
         return described(output)
+
+    def _same_lookahead(self, rows: list[model.Row], output: SchedulerOutput) -> None:
+        """The token after a chunk that is not the last is told, and no other."""
+        for x, told in zip(rows, output.lookahead_token_ids, strict=True):
+            if told != (None if x.samples else self._token(x.name, x.start + x.length)):
+                raise Broken(
+                    f"S4 metadata-well-formed: {self.ids[x.name]!r} is told that {told} follows its row"
+                )
+
+    def _token(self, name: int, at: int) -> int | None:
+        """The token at that place of a request, if it is known."""
+        prompt = self.requests[name].prompt_token_ids
+        if at < len(prompt):
+            return prompt[at]
+        said = self.said[name]
+        return said[at - len(prompt)] if at - len(prompt) < len(said) else None
 
     def _epoch(self, recorded: int, granted: model.Row | None, request_id: str) -> int:
         """The model's epoch for a recorded one: the numbering may differ, the identity may not."""
@@ -249,6 +268,7 @@ class Replay:
         for news in told:
             row = next(i for i, x in enumerate(dispatch.rows) if x.name == news.name)
             tokens = sampled[row][: news.tokens]
+            self.said[news.name] += tokens
             expected.append((output.request_ids[row], tokens, news.finished, news.reason or None))
         given = [(o.request_id, o.new_token_ids, o.finished, o.finish_reason) for o in outputs]
         if given != expected:

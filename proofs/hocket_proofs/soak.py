@@ -198,11 +198,12 @@ class World:
             idle = 0 if self.step() else idle + 1
             if idle > IDLE_CALLS:
                 raise Failed(f"L5 completion: {sorted(self.live)} make no progress")
-        for group in self.cache.groups:
-            free = self.scheduler.free_blocks(group.name)
-            usable = self.cache.pool_blocks[group.pool or group.name]
-            if free != usable:
-                raise Failed(f"S5 block-conservation: {usable - free} blocks of {group.name} are lost")
+        for name, pool in zip(self.cache.pool_blocks, self.scheduler._cache._pools, strict=True):
+            if sorted(pool._free) != list(range(1, pool.num_blocks + 1)) or pool.num_free != pool.num_blocks:
+                lost = pool.num_blocks - len(set(pool._free))
+                raise Failed(
+                    f"S5 block-conservation: {lost} blocks of {name} are lost, {pool.num_free} counted"
+                )
 
 
 def world(seed: int, calls: int = 400) -> World:

@@ -33,6 +33,8 @@ class Conforms(NamedTuple):
     dispatches: int
     preemptions: int
     stale_rows: int
+    unfinished: int
+    in_flight: int
 
 
 def check(path: str | Path, report: Callable[[int], None] | None = None) -> Conforms:
@@ -51,7 +53,15 @@ def check(path: str | Path, report: Callable[[int], None] | None = None) -> Conf
             raise Refusal(line, str(broken), tuple(at.shown)) from broken
         if report is not None:
             report(line)
-    return Conforms(line - 1, at.rows, at.dispatches, at.preemptions, at.stale_rows)
+    return Conforms(
+        line - 1,
+        at.rows,
+        at.dispatches,
+        at.preemptions,
+        at.stale_rows,
+        len(at.state.requests),
+        len(at.state.flight),
+    )
 
 
 def progress() -> Callable[[int], None]:
@@ -81,5 +91,7 @@ def main(path: str) -> int:
         f"conforms: {found.records:,} steps ({found.dispatches:,} dispatches, {found.rows:,} rows, "
         f"{found.preemptions:,} preemptions, {found.stale_rows:,} stale rows)"
     )
+    if found.unfinished or found.in_flight:
+        print(f"at its end {found.unfinished:,} requests are unfinished, {found.in_flight:,} dispatches fly")
     print(f"{found.records / max(seconds, 1e-9):,.0f} events/s of CPU time", file=sys.stderr)
     return 0

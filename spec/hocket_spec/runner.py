@@ -130,6 +130,8 @@ def receive(v: View, out: Told) -> View:
         if out.request_ids or out.resumed_request_ids:
             raise Mismatch("S1 homogeneity: an output without a phase has rows")
         return v
+    if not set(out.resumed_request_ids) <= set(out.request_ids):
+        raise Mismatch(f"S4 metadata-well-formed: of {out.resumed_request_ids} not all have a row")
     slots, rows = dict(v.slots), []
     for i, name in enumerate(out.request_ids):
         if name in out.request_ids[:i]:

@@ -113,6 +113,29 @@ def back_too_early(records: Records) -> int:
     raise AssertionError("nobody came back")
 
 
+def wrong_lookahead(records: Records) -> int:
+    """A chunk is told of another token than the one that follows it."""
+    i = nth(records, lambda r: dispatched("prefill")(r) and any(r["output"]["lookahead_token_ids"]))
+    ahead = records[i]["output"]["lookahead_token_ids"]
+    row = next(row for row, token in enumerate(ahead) if token)
+    ahead[row] += 1
+    return i
+
+
+def lookahead_unsaid(records: Records) -> int:
+    i = wrong_lookahead(records)
+    ahead = records[i]["output"]["lookahead_token_ids"]
+    records[i]["output"]["lookahead_token_ids"] = [None] * len(ahead)
+    return i
+
+
+def nobody_resumes(records: Records) -> int:
+    """Somebody without a row is said to go on."""
+    i = nth(records, dispatched("decode"))
+    records[i]["output"]["resumed_request_ids"].append("nobody")
+    return i
+
+
 def chunk_elsewhere(records: Records) -> int:
     i = nth(records, lambda r: dispatched("prefill")(r) and max(r["output"]["num_computed_tokens"]) > 0)
     output = records[i]["output"]
@@ -325,6 +348,9 @@ EDITS: dict[Callable[..., int], tuple[str, int]] = {
     epoch_of_another: ("S2 no-stale-mutation", 2),
     back_too_early: ("S3 drained-readmission", 3),
     chunk_elsewhere: ("S4 metadata-well-formed", 2),
+    wrong_lookahead: ("S4 metadata-well-formed", 2),
+    lookahead_unsaid: ("S4 metadata-well-formed", 2),
+    nobody_resumes: ("S4 metadata-well-formed", 2),
     block_of_another: ("S5 block-conservation", 2),
     block_from_nowhere: ("S5 block-conservation", 2),
     block_missing: ("S5 block-conservation", 2),

@@ -9,6 +9,7 @@ import pytest
 
 from hocket.cli.main import main
 from hocket.core.errors import StepOrderError
+from hocket.kv import counts
 from hocket.kv.pool import BlockPool
 from hocket.sched.scheduler import Scheduler
 from hocket_proofs import soak
@@ -57,6 +58,23 @@ def test_lost_block_is_found_and_the_seed_shows_it_again(monkeypatch: pytest.Mon
     again = command(*out.splitlines()[-1].split()[3:])
     assert again[0] == 1
     assert again[1].splitlines()[-2:] == out.splitlines()[-2:]
+
+
+def test_block_that_is_lost_though_it_is_counted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgets(pool: BlockPool, step_id: int) -> None:
+        blocks = pool._fenced.pop(step_id, [])
+        pool.counts = counts.after_settle(pool.counts, len(blocks))
+        pool._free.extend(blocks[1:])
+
+    monkeypatch.setattr(BlockPool, "settle", forgets)
+    monkeypatch.setattr(BlockPool, "_check", lambda pool: None)
+    failures = 0
+    for seed in range(6):
+        try:
+            soak.world(seed, 200)
+        except soak.Failed as failed:
+            failures += "blocks of" in str(failed)
+    assert failures
 
 
 def refuses_late(scheduler: Scheduler, output: object, result: object) -> object:

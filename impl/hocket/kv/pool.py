@@ -41,6 +41,7 @@ class BlockPool:
         self.counts = counts.after_take(self.counts, count)
         taken = self._free[-count:]
         del self._free[-count:]
+        self._check()
         taken.reverse()
         return taken
 
@@ -49,6 +50,7 @@ class BlockPool:
         assert counts.may_release(self.counts, len(blocks)), "a block was freed twice"
         self.counts = counts.after_return(self.counts, len(blocks))
         self._free.extend(blocks)
+        self._check()
 
     def fence(self, step_id: int, block: int) -> None:
         """Keep `block`, which had an owner, from other owners until `step_id` is processed."""
@@ -62,3 +64,7 @@ class BlockPool:
         assert counts.may_settle(self.counts, len(blocks))
         self.counts = counts.after_settle(self.counts, len(blocks))
         self._free.extend(blocks)
+        self._check()
+
+    def _check(self) -> None:
+        assert len(self._free) == self.counts.free, "the free blocks are not as many as are counted"

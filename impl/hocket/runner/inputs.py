@@ -114,7 +114,8 @@ def _packed(table: SlotTable, plan: StepPlan, vocab_size: int) -> PackedPrefill:
     )
     for row, (record, lookahead) in enumerate(zip(plan.records, output.lookahead_token_ids, strict=True)):
         end = int(packed.seq_lens[row])
-        if lookahead is not None and record.tokens[end : end + 1] != [lookahead]:
+        follows = [] if output.samples[row] else record.tokens[end : end + 1]
+        if follows != ([] if lookahead is None else [lookahead]):
             raise RunnerError(
                 f"request {output.request_ids[row]!r}: lookahead token {lookahead}, "
                 f"the runner's token at {end} is {record.tokens[end : end + 1]}"

@@ -31,6 +31,7 @@ from hocket.runner.sampling import Lines, Sampled, asked_lines, has_filters, pre
 from hocket.runner.slots import SlotTable
 from hocket.runner.step_result import LaunchedStep, Said
 from hocket.runner.verification import num_emitted
+from hocket_kernels.token_gather import token_gather
 
 _PREFILL = ("token_ids", "positions", "query_start_loc", "chunk_starts", "seq_lens", "sample_rows")
 
@@ -167,7 +168,7 @@ class ModelRunner:
         starts = self.computed[slots]
         latest = tuple(self.slots.at_most[plan.slots].tolist())
         dispatch = DecodeDispatch(
-            token_ids=self.last_tokens[slots].unsqueeze(1),
+            token_ids=token_gather(slots, slots, self.last_tokens).unsqueeze(1),
             starts=starts,
             num_tokens=there["num_tokens"],
             block_tables=tables,

@@ -55,13 +55,14 @@ def prepare(lines: Lines) -> dict[str, Array]:
     later = range(lines.spread + 1)
     seeds = [lines.seeds[i] for i in drawn for _ in later]
     points = uniform(seeds, [lines.positions[i] + n for i in drawn for n in later])
-    with np.errstate(over="ignore"):  # a temperature beyond float32 is infinite
-        temperature = np.array([p.temperature for p in params]).astype(np.float32)
+    # Beyond float32 it would be infinite, and make a NaN of an infinite score.
+    hottest = float(np.finfo(np.float32).max)
+    temperature = np.array([min(p.temperature, hottest) for p in params]).astype(np.float32)
     return {
         "drawn": np.array(drawn, dtype=np.int64),
         "points": points.astype(np.float32).reshape(len(drawn), -1),
         "temperature": temperature,
-        "top_k": np.array([p.top_k for p in params], dtype=np.int64),
+        "top_k": np.array([min(p.top_k, np.iinfo(np.int64).max) for p in params], dtype=np.int64),
         "top_p": np.array([p.top_p for p in params], dtype=np.float32),
         "min_p": np.array([p.min_p for p in params], dtype=np.float32),
     }
@@ -133,7 +134,11 @@ def _keep_top(probs: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     ranked = torch.where(torch.arange(vocab, device=probs.device) < limit, ranked, 0.0)
     ranked = ranked / ranked.sum(dim=-1, keepdim=True)
     # A token stays while the mass before it is below top_p; `top_p == 1` must not lose the tail to rounding.
-    before, top_p = ranked.cumsum(dim=-1) - ranked, top_p.unsqueeze(1)
+    # The likeliest stays also where top_p is 0 in float32.
+    before, top_p = (
+        ranked.cumsum(dim=-1) - ranked,
+        top_p.clamp_min(torch.finfo(top_p.dtype).tiny).unsqueeze(1),
+    )
     ranked = torch.where((before < top_p) | (top_p >= 1), ranked, 0.0)
     return torch.zeros_like(probs).scatter(1, order, ranked)
 

@@ -1,6 +1,7 @@
 """Sampling: exact distributions, filters, extremes, independence of neighbours, log probabilities."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -47,6 +48,9 @@ PARAMS = [
     {"temperature": 1.0, "top_k": 100},
     {"temperature": 1.0, "top_p": 0.7},
     {"temperature": 1.0, "top_p": 1e-9},
+    {"temperature": 1.0, "top_p": 1e-50},  # 0 in float32
+    {"temperature": 1.0, "top_k": 2**63},
+    {"temperature": 1.0, "top_k": 10**30, "top_p": 0.7},
     {"temperature": 1.0, "min_p": 0.3},
     {"temperature": 1.0, "min_p": 1.0},
     {"temperature": 1.3, "top_k": 5, "top_p": 0.8, "min_p": 0.2},
@@ -127,6 +131,12 @@ def test_extreme_temperatures(temperature):
         assert set(got) == {0}
     else:
         assert set(got) == set(range(8))
+
+
+def test_the_hottest_temperature_leaves_impossible_tokens_out():
+    logits = torch.tensor([[1.0, -float("inf"), 0.0, -float("inf")]]).expand(200, -1)
+    params = SamplingParams(temperature=sys.float_info.max)
+    assert set(choose(logits, [params] * 200, range(200), range(200)).token_ids.tolist()) == {0, 2}
 
 
 def test_huge_logits_and_impossible_tokens():

@@ -220,6 +220,10 @@ def other_lookahead(output):
     )
 
 
+def no_lookahead(output):
+    return replace(output, lookahead_token_ids=(None,) * len(output.lookahead_token_ids))
+
+
 def with_blocks(output, change):
     rows = []
     for row in output.new_block_ids:
@@ -260,6 +264,7 @@ PREFILL_FAULTS = {
     "table longer than the model": (RunnerError, lambda o: with_blocks(o, lambda name, ids: ids + [1] * 99)),
     "unknown request": (RunnerError, lambda o: first(o, "request_ids", "nobody")),
     "lookahead": (RunnerError, other_lookahead),
+    "lookahead unsaid": (RunnerError, no_lookahead),
 }  # fmt: skip
 
 DECODE_FAULTS = {
