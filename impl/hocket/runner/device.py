@@ -123,9 +123,11 @@ class _Staged(Fetched):
             host = []
             for tensor in tensors:
                 target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-                host.append(target.copy_(tensor, non_blocking=True))
-                # Whoever frees it must not hand its memory on before this stream has read it.
-                tensor.record_stream(stream)
+                host.append(target)
+                if tensor.numel():  # a step without sampling rows says nothing
+                    target.copy_(tensor, non_blocking=True)
+                    # Whoever frees it must not hand its memory on before this stream has read it.
+                    tensor.record_stream(stream)
             self._done.record(stream)
         super().__init__(host)
 

@@ -36,6 +36,7 @@ def check(depth: int, drafts: int, event: str = "", sanitized: bool = True) -> t
     for name, result in expected().items():
         assert found[name].token_ids == result.token_ids, f"values: {name}"
         assert_same_logprobs(found[name], result)
+    assert not watch.guards, f"the host waits while a step is launched: {watch.guards}"
     waits = {tuple(sync.what for sync in wait) for wait in watch.waits}
     assert waits <= {("sync_event",)}, f"the host waits for more than a result: {waits}"
     return watch, counts
