@@ -174,6 +174,7 @@ class DeviceExecutor:
         self._clock = clock
         self._steps: deque[_Flying] = deque()
         self._failure: BaseException | None = None
+        self._lost = False
         self._idle_since_s = clock()
         self._watched: SimpleQueue[StepFuture | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -197,19 +198,22 @@ class DeviceExecutor:
 
     def ready(self) -> bool:
         """True if the oldest step has run, or nothing will come of it."""
-        return bool(self._steps) and ((step := self._steps[0].step) is None or step.ready())
+        if not self._steps:
+            return False
+        step = self._steps[0].step
+        return self._lost or step is None or step.ready()
 
     def collect(self) -> Executed:
         """The oldest result, once the device has it. Its seconds are those since its launch, or since the
         result before it was taken if that came later.
         """
         step, begin = self._steps[0]
-        if step is not None:
+        if step is not None and not self._lost:
             try:
                 return Executed(step.wait(), self._clock() - max(begin, self._idle_since_s))
             except Exception as error:  # noqa: BLE001 - as above; Ctrl-C while it waits is the caller's
-                self._failure = error
-                self._steps = deque(_Flying(None, begin) for _ in self._steps)
+                # No later result counts. The steps stay: the device may work on them yet, see `shutdown`.
+                self._failure, self._lost = error, True
         assert self._failure is not None
         return Executed(self._failure, 0.0)
 
@@ -217,6 +221,7 @@ class DeviceExecutor:
         """Book the result with the runner and go on to the next."""
         step = self._steps.popleft().step
         assert step is not None
+        assert not self._lost, "what comes after a lost step is not booked"
         step.settle()
         self._idle_since_s = self._clock()
 

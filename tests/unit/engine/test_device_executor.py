@@ -127,6 +127,22 @@ def test_a_lost_device_ends_the_engine():
             engine.step()
 
 
+@pytest.mark.parametrize("fails_at", [1, 2])
+def test_after_a_lost_step_shutdown_waits_for_all_that_was_launched(fails_at):
+    """The device must not work on memory that is given back."""
+    engine, device = device_engine(3)
+    device.fails_at = fails_at
+    engine.add_request(request("r", max_tokens=9))
+    with pytest.raises(EngineDeadError, match="OSError: device lost"):
+        drain(engine)
+    assert device.count > fails_at, "steps were launched behind the lost one"
+    with pytest.raises(EngineDeadError, match="device lost"):
+        engine.step()
+    del device.log[:]
+    engine.shutdown()
+    assert device.log == [f"wait {n}" for n in range(fails_at, device.count + 1)]
+
+
 def test_ctrl_c_while_it_waits_loses_nothing():
     engine, device = device_engine(2)
     with engine:
