@@ -76,7 +76,11 @@ def scheduler_config(args: argparse.Namespace) -> SchedulerConfig:
 def add_model_arguments(parser: argparse.ArgumentParser, kv_cache_memory: str = "1GiB") -> None:
     """Flags of device, dtype and KV cache."""
     group = parser.add_argument_group("model and KV cache")
-    group.add_argument("--device", default="cpu", help="where the model runs: cpu, npu or cuda")
+    group.add_argument(
+        "--device",
+        default="cpu",
+        help="where the model runs: cpu, npu or cuda; one that is not there is an error, no other is taken",
+    )
     group.add_argument("--dtype", default="float32", help="float32 or bfloat16, of weights and cache")
     group.add_argument(
         "--kv-cache-memory",

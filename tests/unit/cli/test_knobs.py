@@ -20,6 +20,7 @@ from hocket.cli.knobs import (
 from hocket.cli.main import main
 from hocket.core.errors import QueueFullError
 from hocket.engine.errors import EngineDeadError
+from hocket.runner.device import DEVICES
 
 
 def parse(*words, **defaults):
@@ -133,6 +134,15 @@ def test_a_knob_may_be_left_to_the_model():
     assert "max_model_len" not in scheduler_knobs(args)
     assert scheduler_config(args) == SchedulerConfig()
     assert scheduler_knobs(parse("--max-model-len", "7", max_model_len=None))["max_model_len"] == 7
+
+
+@pytest.mark.parametrize("command", ["demo", "generate", "validate"])
+def test_the_help_says_which_devices_there_are_and_that_none_stands_in_for_another(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"where the model runs: {', '.join([*DEVICES][:-1])} or {[*DEVICES][-1]}" in said
+    assert "one that is not there is an error, no other is taken (default: cpu)" in said
 
 
 def test_bad_input_is_one_line_and_status_2(capsys):
