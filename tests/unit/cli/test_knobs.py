@@ -158,6 +158,9 @@ def test_bad_input_is_one_line_and_status_2(capsys):
     ("words", "message"),
     [
         (["demo", "--async-depth", "0"], "async_depth must be an int >= 1, got 0"),
+        (["demo", "--async-depth", "65"], "async_depth must be an int in [1, 64], got 65"),
+        (["validate", "--async-depth", "65"], "async_depth must be an int in [1, 64], got 65"),
+        (["validate", "--async-depth", f"1{23 * '0'}"], "async_depth must be an int in [1, 64], got 1000"),
         (["demo", "--device", "cuda"], "device 'cuda' cannot be used"),
         (["demo", "--watermark", "2"], "watermark must be a number in [0.0, 1.0], got 2.0"),
         (["demo", "--kv-cache-memory", "1KiB"], "kv_cache_memory must be at least"),
