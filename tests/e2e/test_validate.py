@@ -4,12 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
 from hocket import Phase
-from hocket.cli import main_job, verdicts
+from hocket.cli import main_job, validate, verdicts
 from hocket.cli.main import main
 
 SHORT = ["validate", "--no-progress", "--prompt-tokens", "700", "--prefill-chunk-size", "256"]
@@ -27,6 +28,7 @@ def test_as_a_user_runs_it(tmp_path):
     assert "100%" in done.stderr, "progress is shown"
     said = json.loads(report.read_text())
     assert (said["report"], said["passed"], said["device"]) == (1, True, "cpu")
+    assert said["error"] is None
     assert said["scheduler"]["num_speculative_tokens"] == 1
     assert {entry["uses"] for entry in said["operations"]} == {"reference"}
     plain, drafting = said["rounds"]
@@ -77,6 +79,46 @@ def test_a_failed_check_is_status_1_and_stands_in_the_report(monkeypatch, capsys
         c["check"] for r in json.loads(report.read_text())["rounds"] for c in r["checks"] if not c["passed"]
     ]
     assert failed == ["answer", "answer"]
+
+
+EARLY = [*SHORT, "--max-model-len", "2048", "--watermark", "0.99", "--kv-cache-memory", "8MiB"]
+
+
+def test_a_run_that_ends_early_is_told_in_the_report(tmp_path, capsys):
+    report = tmp_path / "report.json"
+    report.write_text("old\n")
+    assert main([*EARLY, "--report", str(report)]) == 2
+    assert "leaves no room for both" in capsys.readouterr().err
+    said = json.loads(report.read_text())
+    assert said["passed"] is False
+    assert said["error"].startswith("ValueError: the long prompt was not admitted before the live request")
+    assert said["rounds"] == []
+    assert os.listdir(tmp_path) == ["report.json"]
+
+
+def test_ctrl_c_in_the_second_round_leaves_the_first_in_the_report(tmp_path, monkeypatch):
+    def interrupted(job):
+        if job.config.num_speculative_tokens:
+            raise KeyboardInterrupt
+        return main_job.run_job(job)
+
+    monkeypatch.setattr(validate, "run_job", interrupted)
+    report = tmp_path / "report.json"
+    with suppress(KeyboardInterrupt):
+        main([*SHORT, "--report", str(report)])
+    said = json.loads(report.read_text())
+    assert (said["passed"], said["error"]) == (False, "KeyboardInterrupt: ")
+    assert [(entry["name"], entry["passed"]) for entry in said["rounds"]] == [("AR", True)]
+
+
+def test_bad_input_leaves_an_old_report_alone(tmp_path, capsys):
+    report = tmp_path / "report.json"
+    report.write_text("old\n")
+    for words in (["--max-num-seqs", "1"], ["--device", "cuda"], ["--prompt-tokens", "9"]):
+        assert main([*SHORT, *words, "--report", str(report)]) == 2
+        assert report.read_text() == "old\n"
+    assert os.listdir(tmp_path) == ["report.json"]
+    capsys.readouterr()
 
 
 @pytest.fixture(scope="module")

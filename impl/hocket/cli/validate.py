@@ -8,12 +8,10 @@ With `--report FILE` all of it is written as JSON, see `docs/devices.md`.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import asdict, replace
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
@@ -39,6 +37,7 @@ from hocket.cli.main_job import (
     step_string,
     warm_up,
 )
+from hocket.cli.report_file import ReportFile
 from hocket.cli.verdicts import judge
 from hocket.core.checks import require_int
 from hocket.core.config import SchedulerConfig
@@ -63,10 +62,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do the work; exit status 0, 1 if a check failed, 2 for bad input or a device that is not there."""
-    return or_refuse("validate", lambda: _run(args))
+    return or_refuse("validate", lambda: _place_and_run(args))
 
 
-def _run(args: argparse.Namespace) -> int:
+def _place_and_run(args: argparse.Namespace) -> int:
+    if args.report is None:
+        return _run(args, None)
+    # Entered first: a bad path is noticed before the long run.
+    with ReportFile(args.report) as report:
+        return _run(args, report)
+
+
+def _run(args: argparse.Namespace, report: ReportFile | None) -> int:
     config = scheduler_config(args)
     require_int("num_speculative_tokens", config.num_speculative_tokens, 1)
     require_int("prompt_tokens", args.prompt_tokens, chunk_size(config) + 1)
@@ -86,15 +93,14 @@ def _run(args: argparse.Namespace) -> int:
         f"chunks of {chunk_size(config)} beside a live request, async depth {config.async_depth}",
         flush=True,
     )
-    with ExitStack() as stack:
-        # Opened first: a bad path is noticed before the long run.
-        report = stack.enter_context(open(args.report, "w", encoding="utf-8")) if args.report else None
-        rounds: list[dict[str, Any]] = []
+    rounds: list[dict[str, Any]] = []
+    try:
         for job in jobs:
             rounds.append(_round(job, rounds[0] if rounds else None))
-        passed = all(item["passed"] for item in rounds)
-        if report is not None:
-            _write(report, passed, config, loaded, rounds)
+    except BaseException as error:
+        _write(report, config, loaded, rounds, f"{type(error).__name__}: {error}")
+        raise
+    passed = _write(report, config, loaded, rounds, None)
     print(f"\n{options.device}: {'passed' if passed else 'FAILED'}")
     return 0 if passed else 1
 
@@ -164,29 +170,34 @@ def _steps(together: Observed) -> list[dict[str, Any]]:
 
 
 def _write(
-    report: TextIO,
-    passed: bool,
+    report: ReportFile | None,
     config: SchedulerConfig,
     loaded: LoadedModel,
     rounds: list[dict[str, Any]],
-) -> None:
+    error: str | None,
+) -> bool:
+    """Write the report, if one is wanted. error: what ended the run early, after the `rounds`, or None.
+
+    Returns the verdict.
+    """
+    passed = error is None and all(item["passed"] for item in rounds)
+    if report is None:
+        return passed
     device = loaded.model.device
-    options = asdict(loaded.options)
-    json.dump(
+    report.write(
         {
             "report": REPORT_VERSION,
             "hocket": __version__,
             "torch": torch.__version__,
             "device": str(device),
             "passed": passed,
-            "model_options": options,
+            "error": error,
+            "model_options": asdict(loaded.options),
             "scheduler": asdict(config),
             "operations": [
                 {"op": op, "uses": uses, "reason": reason} for op, uses, reason in overview(device.type)
             ],
             "rounds": rounds,
-        },
-        report,
-        indent=1,
+        }
     )
-    report.write("\n")
+    return passed
