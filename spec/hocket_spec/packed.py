@@ -76,7 +76,8 @@ def _integer(row: int, field: str, value: Any, low: int, high: int = INT32_MAX) 
     if not _integral(value):
         yield "type", row, f"{field} {value!r} ({type(value).__name__}) is not an integer in [{low}, {high}]"
     elif not low <= value <= high:
-        yield "range", row, f"{field} {value} is outside [{low}, {high}]"
+        told = value if int(value).bit_length() <= 64 else f"of {int(value).bit_length()} bits"
+        yield "range", row, f"{field} {told} is outside [{low}, {high}]"
 
 
 def _entries(field: str, value: Any, requests: int, bounds: int = 0) -> Found:
@@ -182,8 +183,7 @@ def _vocabulary(pack: PackedMetadata) -> Found:
 def _table(pack: PackedMetadata, row: int, group: Any) -> Found:
     """[0, seq_len) has blocks, but for what a window returned; past it is null, lest a stale id be used."""
     table, size = pack.block_tables[group][row], int(pack.block_sizes[group])
-    window = (pack.windows or {}).get(group)
-    field = f"block_tables[{group!r}][{row}]"
+    window, field = (pack.windows or {}).get(group), f"block_tables[{group!r}][{row}]"
     yield from _rank(field, table, 1, row)
     past = -(-int(pack.seq_lens[row]) // size)
     kept = 0 if window is None else max(0, int(pack.chunk_starts[row]) - int(window)) // size

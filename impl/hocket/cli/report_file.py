@@ -1,5 +1,5 @@
-"""A report that is whole or not there: written beside its place and renamed, so that a run that ends early, or
-a disk that is full, does not leave half of one where an old one was.
+"""A report that is whole or not there: written beside its place and renamed, so that a run that ends early,
+or a disk that is full, does not leave half of one where an old one was.
 """
 
 from __future__ import annotations

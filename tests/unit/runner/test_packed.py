@@ -546,6 +546,20 @@ def test_every_well_formed_pack_is_accepted(pack: Pack) -> None:
     assert assert_same_verdict(pack) == "fine"
 
 
+def repr_of(number: int) -> str:
+    return f"{number.bit_length()} bits"
+
+
+@pytest.mark.parametrize("number", [2**63, 2**64 - 1, 2**64, 2**70, -(2**64), 10**5000], ids=repr_of)
+def test_a_number_that_is_too_long_to_read_is_told_by_its_size(number: int) -> None:
+    pack = {
+        "request_ids": ["a"], "chunk_starts": [0], "chunk_lens": [1], "seq_lens": [1],
+        "query_start_loc": [0, 1], "token_ids": [5], "block_sizes": {"g": 4},
+        "block_tables": {"g": [[1]]}, "embedding_rows": number,
+    }  # fmt: skip
+    assert assert_same_verdict(pack) == "range"
+
+
 @settings(max_examples=5 * settings().max_examples)
 @given(mutated_packs())
 def test_the_first_violation_is_the_specifications(pack: Pack) -> None:
