@@ -2,16 +2,19 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+import torch
 
 from hocket import Phase
 from hocket.cli import main_job, validate, verdicts
 from hocket.cli.main import main
+from hocket.runner import model_runner
 
 SHORT = ["validate", "--no-progress", "--prompt-tokens", "700", "--prefill-chunk-size", "256"]
 CHECKS = ["answer", "isolated", "chunks", "phases", "interleaved", "text"]
@@ -31,16 +34,23 @@ def test_as_a_user_runs_it(tmp_path):
     assert said["error"] is None
     assert said["scheduler"]["num_speculative_tokens"] == 1
     assert {entry["uses"] for entry in said["operations"]} == {"reference"}
-    plain, drafting = said["rounds"]
+    plain, drafting, guided = said["rounds"]
+    assert [entry["name"] for entry in said["rounds"]] == ["AR", "MTP, 1 draft", "MTP, 1 draft, guided"]
     assert [check["check"] for check in plain["checks"]] == CHECKS
-    assert [check["check"] for check in drafting["checks"]] == [*CHECKS, "as AR", "drafts"]
-    for entry in (plain, drafting):
+    for entry in (drafting, guided):
+        assert [check["check"] for check in entry["checks"]] == [*CHECKS, "as AR", "drafts"]
+    for entry in said["rounds"]:
         rows = [(row, step["phase"]) for step in entry["steps"] for row in step["rows"]]
         chunks = [r["start"] for r, phase in rows if phase == "prefill" and r["request"] == "needle"]
         assert chunks == [0, 2048, 4096, 6144]
-        assert entry["requests"]["needle"]["alone"] | TIMES == entry["requests"]["needle"]["together"] | TIMES
+        needle = entry["requests"]["needle"]
+        assert needle["alone"] | TIMES == needle["together"] | TIMES
     assert plain["requests"]["live"]["together"]["drafts"] == 0
     assert drafting["requests"]["live"]["together"]["drafts"] > 0
+    live = guided["requests"]["live"]["together"]
+    # Four of five are right; after a wrong one the row begins anew.
+    assert live["drafts"] / 2 < live["accepted_drafts"] < live["drafts"]
+    assert len(guided["steps"]) < 0.75 * len(drafting["steps"])
 
 
 TIMES = dict.fromkeys(("ttft_s", "worst_gap_s", "latency_s"))
@@ -78,7 +88,7 @@ def test_a_failed_check_is_status_1_and_stands_in_the_report(monkeypatch, capsys
     failed = [
         c["check"] for r in json.loads(report.read_text())["rounds"] for c in r["checks"] if not c["passed"]
     ]
-    assert failed == ["answer", "answer"]
+    assert failed == ["answer", "answer", "answer"]
 
 
 EARLY = [*SHORT, "--max-model-len", "2048", "--watermark", "0.99", "--kv-cache-memory", "8MiB"]
@@ -177,6 +187,51 @@ FAULTS = {
     "as AR": lambda a, t, p: (a, t, {**p, "live": p["live"][:-1]}),
     "drafts": lambda a, t, p: (a, other(t, stats=main_job.EngineStats()), p),
 }
+
+
+def with_drafts(accepted, made):
+    return main_job.EngineStats(num_accepted_tokens=accepted, num_draft_tokens=made)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "made", "passed"), [(0, 9, False), (9, 9, False), (0, 0, False), (1, 9, True), (8, 9, True)]
+)
+def test_of_guided_drafts_some_must_be_accepted_and_some_not(judged, accepted, made, passed):
+    job, alone, together, plain = judged
+    guided = job._replace(texts={})
+    found = verdicts.judge(guided, alone, other(together, stats=with_drafts(accepted, made)), plain)
+    assert [verdict.passed for verdict in found if verdict.check == "drafts"] == [passed]
+
+
+@pytest.mark.parametrize("words", [[], ["--num-speculative-tokens", "3", "--async-depth", "3"]], ids=" ".join)
+def test_guided_drafts_are_accepted_and_rejected(words, tmp_path, capsys):
+    report = tmp_path / "report.json"
+    assert main([*SHORT, *words, "--report", str(report)]) == 0, capsys.readouterr().out
+    *_, random, guided = json.loads(report.read_text())["rounds"]
+    assert guided["name"] == random["name"] + ", guided"
+    shares = []
+    for entry in (random, guided):
+        counts = [entry["requests"][name]["together"] for name in ("needle", "live")]
+        shares.append(sum(c["accepted_drafts"] for c in counts) / sum(c["drafts"] for c in counts))
+    assert shares[0] < 0.1, "a random layer is hardly ever right"
+    assert 0.3 < shares[1] < 1
+
+
+@pytest.mark.parametrize("fault", ["all accepted", "none accepted"])
+def test_a_runner_that_does_not_verify_drafts_fails(fault, monkeypatch, capsys):
+    """Only guided drafts tell a runner that rejects all of them from one that rejects the wrong ones."""
+
+    def emitted(drafts, chosen, broken, num_tokens):
+        return num_tokens.clone() if fault == "all accepted" else torch.ones_like(num_tokens)
+
+    monkeypatch.setattr(model_runner, "num_emitted", emitted)
+    assert main(SHORT) == 1
+    _, _, random, guided, _ = capsys.readouterr().out.split("\n\n")
+    if fault == "none accepted":
+        assert "FAILED" not in random
+        assert re.search(r"ok +as AR.*\n +FAILED +drafts +0 of", guided)
+    else:
+        assert re.search("FAILED +as AR", guided)
 
 
 def test_a_good_round_passes(judged):

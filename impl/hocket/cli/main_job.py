@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from hocket.cli.guided_drafts import guide
 from hocket.core.checks import require_int
 from hocket.core.config import SchedulerConfig
 from hocket.core.phase import Phase
@@ -70,7 +71,9 @@ def chunk_size(config: SchedulerConfig) -> int:
 
 
 class Job(NamedTuple):
-    """What is run, and how. seed, shadow_check: of the engines. progress: show bars."""
+    """What is run, and how. seed, shadow_check: of the engines. progress: show bars. texts: prompt and
+    outputs of each request, from which drafts are taken then; None: the MTP layers make them.
+    """
 
     loaded: LoadedModel
     config: SchedulerConfig
@@ -79,12 +82,16 @@ class Job(NamedTuple):
     seed: int
     progress: bool
     shadow_check: bool = False
+    texts: Mapping[str, Sequence[int]] | None = None
 
     def engine(self, trace: TraceWriter | None = None) -> Engine:
         """A fresh one."""
-        return build_engine(
+        engine = build_engine(
             self.loaded, self.config, seed=self.seed, trace=trace, shadow_check=self.shadow_check
         )
+        if self.texts is not None:
+            guide(engine, self.texts)
+        return engine
 
 
 def load(options: ModelOptions, drafts: int) -> tuple[LoadedModel, str]:

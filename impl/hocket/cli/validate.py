@@ -1,7 +1,8 @@
 """`hocket validate`: the acceptance run on a device, as one command.
 
 A long prompt is prefilled in several chunks beside a live decode request, on the checkpoint that ships: once
-without drafts (AR) and once with them (MTP). Each round is judged by `judge`; the exit status is the verdict.
+without drafts (AR), once with them (MTP), and once with drafts of which most are right, made from what the
+first round said (guided). Each round is judged by `judge`; the exit status is the verdict.
 With `--report FILE` all of it is written as JSON, see `docs/devices.md`.
 """
 
@@ -79,12 +80,12 @@ def _run(args: argparse.Namespace, report: ReportFile | None) -> int:
     require_int("prompt_tokens", args.prompt_tokens, chunk_size(config) + 1)
     options = ModelOptions(**model_options(args))
     if args.trace is not None:
-        raise ValueError("trace must not be given: the report holds the steps of both rounds")
+        raise ValueError("trace must not be given: the report holds the steps of all rounds")
     loaded, _ = load(options, config.num_speculative_tokens)
     jobs = []
     for drafts in (0, config.num_speculative_tokens):
         own = replace(config, num_speculative_tokens=drafts)
-        # The same requests in both rounds: the live one is long enough for the one with drafts.
+        # The same requests in all rounds: the live one is long enough for the one with drafts.
         needle, live = requests_of(loaded, config, args.prompt_tokens)
         jobs.append(Job(loaded, own, needle, live, args.seed, args.progress, args.shadow_check))
         check(jobs[-1])
@@ -97,6 +98,7 @@ def _run(args: argparse.Namespace, report: ReportFile | None) -> int:
     try:
         for job in jobs:
             rounds.append(_round(job, rounds[0] if rounds else None))
+        rounds.append(_round(_guided(jobs[-1], rounds[0]), rounds[0]))
     except BaseException as error:
         _write(report, config, loaded, rounds, f"{type(error).__name__}: {error}")
         raise
@@ -105,17 +107,27 @@ def _run(args: argparse.Namespace, report: ReportFile | None) -> int:
     return 0 if passed else 1
 
 
+def _told(plain: Mapping[str, Any]) -> dict[str, list[int]]:
+    """What both requests said together in that round, token by token."""
+    return {name: plain["requests"][name]["together"]["token_ids"] for name in (NEEDLE, LIVE)}
+
+
+def _guided(job: Job, plain: Mapping[str, Any]) -> Job:
+    """The job with drafts from what was said in the round without any."""
+    told = _told(plain)
+    texts = {r.request_id: (*r.prompt_token_ids, *told[r.request_id]) for r in (job.needle, job.live)}
+    return job._replace(texts=texts)
+
+
 def _round(job: Job, plain: Mapping[str, Any] | None) -> dict[str, Any]:
     """Run and judge one round, say how each check went, and return its part of the report."""
     drafts = job.config.num_speculative_tokens
     name = f"MTP, {drafts} draft{'s' if drafts > 1 else ''}" if drafts else "AR"
+    name += ", guided" if job.texts is not None else ""
     begin = time.perf_counter()
     warm_up(job)
     alone, together = run_job(job)
-    texts = (
-        None if plain is None else {n: plain["requests"][n]["together"]["token_ids"] for n in (NEEDLE, LIVE)}
-    )
-    verdicts = judge(job, alone, together, texts)
+    verdicts = judge(job, alone, together, None if plain is None else _told(plain))
     print(f"\n{name}: {step_string(together.outputs)}")
     for verdict in verdicts:
         print(

@@ -36,7 +36,7 @@ def judge(
         _text(alone, together),
     ]
     if plain is not None:
-        verdicts += [_same_as_plain(together, plain), _drafts(together)]
+        verdicts += [_same_as_plain(together, plain), _drafts(job, together)]
     return verdicts
 
 
@@ -119,7 +119,8 @@ def _same_as_plain(together: Observed, plain: Mapping[str, Sequence[int]]) -> Ve
     return Verdict("as AR", not differences, "; ".join(differences) or "drafts do not show in the text")
 
 
-def _drafts(together: Observed) -> Verdict:
-    stats = together.stats
-    detail = f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} drafts accepted"
-    return Verdict("drafts", stats.num_draft_tokens > 0, detail)
+def _drafts(job: Job, together: Observed) -> Verdict:
+    """Drafts were made; of guided ones some were accepted and some were not."""
+    accepted, made = together.stats.num_accepted_tokens, together.stats.num_draft_tokens
+    passed = made > 0 if job.texts is None else 0 < accepted < made
+    return Verdict("drafts", passed, f"{accepted} of {made} drafts accepted")
