@@ -53,6 +53,14 @@ SAID: dict[str, tuple[Callable[[], Pack], str, int, str]] = {
     "windows no mapping": (with_(windows=[4]), "groups", -1, "windows is list, expected a mapping"),
     "time": (with_(chunk_starts=[0, np.timedelta64(6)]), "type", 1, "is not an integer in [0, 2147483647]"),
     "first offset a float": (with_(query_start_loc=[0.0, 2, 5]), "type", 0, "query_start_loc[0] 0.0 (float)"),
+    "64 bits": (
+        with_(embedding_rows=2**64 - 1),
+        "range",
+        1,
+        "embedding_rows 18446744073709551615 is outside",
+    ),
+    "65 bits": (with_(embedding_rows=2**64), "range", 1, "embedding_rows of 65 bits is outside [0, 2147"),
+    "66 bits": (with_(embedding_rows=-(2**65)), "range", 1, "embedding_rows of 66 bits is outside [0, 2147"),
     "null within the window": (within_its_window, "table_null", 0, "columns 0 to 3 need a block"),
 }
 

@@ -160,6 +160,8 @@ def test_epochs_are_fresh() -> None:
 def test_resumption_is_told_exactly() -> None:
     with pytest.raises(Mismatch, match=r"^S3 drained-readmission: a resumed True, preempted False$"):
         after(ONE, first("a", 1, 1)._replace(resumed_request_ids=("a",)))
+    with pytest.raises(Mismatch, match=r"^S4 metadata-well-formed: of \('b',\) not all have a row$"):
+        after(ONE, first("a", 1, 1)._replace(resumed_request_ids=("b",)))
 
 
 def test_rows_need_a_phase() -> None:
