@@ -168,6 +168,7 @@ class ModelRunner:
         starts = self.computed[slots]
         latest = tuple(self.slots.at_most[plan.slots].tolist())
         dispatch = DecodeDispatch(
+            # The host knows none of the tokens: what stands first is never taken.
             token_ids=token_gather(slots, slots, self.last_tokens).unsqueeze(1),
             starts=starts,
             num_tokens=there["num_tokens"],

@@ -135,10 +135,8 @@ def _keep_top(probs: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     ranked = ranked / ranked.sum(dim=-1, keepdim=True)
     # A token stays while the mass before it is below top_p; `top_p == 1` must not lose the tail to rounding.
     # The likeliest stays also where top_p is 0 in float32.
-    before, top_p = (
-        ranked.cumsum(dim=-1) - ranked,
-        top_p.clamp_min(torch.finfo(top_p.dtype).tiny).unsqueeze(1),
-    )
+    before = ranked.cumsum(dim=-1) - ranked
+    top_p = top_p.clamp_min(torch.finfo(top_p.dtype).tiny).unsqueeze(1)
     ranked = torch.where((before < top_p) | (top_p >= 1), ranked, 0.0)
     return torch.zeros_like(probs).scatter(1, order, ranked)
 
