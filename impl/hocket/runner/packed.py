@@ -176,12 +176,12 @@ def pack_prefill(
 
 def _checked_chunks(ids: Any, starts: Any, lens: Any) -> tuple[list[int], list[int]]:
     """The chunks as plain ints, so that something can be derived from them."""
-    check_rank(ids, "request_ids", ids, 1)
+    check_rank("request_ids", ids, 1)
     check_count(ids, "chunk_starts", starts)
     check_count(ids, "chunk_lens", lens)
     return (
-        [checked_int(ids, row, f"chunk_starts[{row}]", value, 0) for row, value in enumerate(starts)],
-        [checked_int(ids, row, f"chunk_lens[{row}]", value, 1) for row, value in enumerate(lens)],
+        [checked_int(f"chunk_starts[{row}]", value, 0, row=row, ids=ids) for row, value in enumerate(starts)],
+        [checked_int(f"chunk_lens[{row}]", value, 1, row=row, ids=ids) for row, value in enumerate(lens)],
     )
 
 
@@ -192,10 +192,10 @@ def _cut_tokens(ids: Any, starts: list[int], seq_lens: list[int], histories: Any
     for row, history in enumerate(histories):
         rank = rank_of(history)
         if rank != 1:
-            refuse(ids, Problem(Code.SHAPE, row, 1, rank), f"histories[{row}] has rank {rank}, expected 1")
+            refuse(Problem(Code.SHAPE, row, 1, rank), f"histories[{row}] has rank {rank}, expected 1", ids)
         if len(history) < seq_lens[row]:
             text = f"histories[{row}] has {len(history)} tokens, seq_len {seq_lens[row]} needs as many"
-            refuse(ids, Problem(Code.TOKEN_EXTENT, row, seq_lens[row], len(history)), text)
+            refuse(Problem(Code.TOKEN_EXTENT, row, seq_lens[row], len(history)), text, ids)
         chunks.append(history[starts[row] : seq_lens[row]])
     if chunks and all(isinstance(chunk, np.ndarray) for chunk in chunks):
         return np.concatenate(chunks)

@@ -90,71 +90,73 @@ def rank_of(value: object) -> int:
     return 4
 
 
-def refuse(ids: Any, problem: Problem, text: str) -> NoReturn:
-    """Raise `problem`; `text` says field, value and what is allowed."""
+def refuse(problem: Problem, text: str, ids: Any = ()) -> NoReturn:
+    """Raise `problem`; `text` says field, value and what is allowed. A problem of one row needs `ids`."""
     where = f"request {problem.row} ({ids[problem.row]!r}): " if problem.row >= 0 else ""
     raise PackedPrefillError(problem, f"packed prefill: {where}{text}")
 
 
-def checked_int(ids: Any, row: int, field: str, value: Any, low: int, high: int = MAX_INDEX) -> int:
-    """Return `value` as an int in [low, high], or refuse it."""
+def checked_int(
+    field: str, value: Any, low: int, high: int = MAX_INDEX, *, row: int = -1, ids: Any = ()
+) -> int:
+    """Return `value` as an int in [low, high], or refuse it: for request `row` of `ids`, or for the pack."""
     if not is_integer(value):
         text = f"{field} {value!r} ({type(value).__name__}) is not an integer in [{low}, {high}]"
-        refuse(ids, Problem(Code.TYPE, row, 0, 0), text)
+        refuse(Problem(Code.TYPE, row, 0, 0), text, ids)
     problem = range_problem(row, int(value), low, high)
     if problem != FINE:
         # An int of thousands of digits cannot be printed.
         text = value if int(value).bit_length() <= 64 else f"of {int(value).bit_length()} bits"
-        refuse(ids, problem, f"{field} {text} is outside [{low}, {high}]")
+        refuse(problem, f"{field} {text} is outside [{low}, {high}]", ids)
     return int(value)
 
 
 def check_shapes(pack: Pack) -> None:
     """Dimensions, entries per request and groups."""
     ids = pack.request_ids
-    check_rank(ids, "request_ids", ids, 1)
+    check_rank("request_ids", ids, 1)
     requests = len(ids)
     if requests == 0:
-        refuse(ids, Problem(Code.EMPTY, -1, 1, 0), "request_ids is empty, expected at least 1 request")
+        refuse(Problem(Code.EMPTY, -1, 1, 0), "request_ids is empty, expected at least 1 request")
     check_count(ids, "chunk_starts", pack.chunk_starts)
     check_count(ids, "chunk_lens", pack.chunk_lens)
     check_count(ids, "seq_lens", pack.seq_lens)
-    check_rank(ids, "query_start_loc", pack.query_start_loc, 1)
+    check_rank("query_start_loc", pack.query_start_loc, 1)
     bounds = len(pack.query_start_loc)
     if bounds != requests + 1:
         row = max(bounds - 1, 0) if bounds <= requests else -1
         text = f"query_start_loc has {bounds} entries, expected {requests + 1} (one more than requests)"
-        refuse(ids, Problem(Code.COUNT, row, requests + 1, bounds), text)
+        refuse(Problem(Code.COUNT, row, requests + 1, bounds), text, ids)
     if pack.computed is not None:
         check_count(ids, "computed", pack.computed)
-    check_rank(ids, "token_ids", pack.token_ids, 1)
+    check_rank("token_ids", pack.token_ids, 1)
     if pack.embedding_rows is not None and not is_integer(pack.embedding_rows):
         rank = rank_of(pack.embedding_rows)
         if rank != 2:
             text = f"embedding_rows has rank {rank}, expected a count or an array of rank 2"
-            refuse(ids, Problem(Code.EMBEDDING_RANK, -1, 2, rank), text)
+            refuse(Problem(Code.EMBEDDING_RANK, -1, 2, rank), text)
     if pack.vocab_size is not None:
-        checked_int(ids, -1, "vocab_size", pack.vocab_size, 1)
+        checked_int("vocab_size", pack.vocab_size, 1)
     _check_groups(pack)
 
 
-def check_rank(ids: Any, field: str, value: object, want: int) -> None:
+def check_rank(field: str, value: object, want: int) -> None:
     """Refuse a field of any other rank."""
     rank = rank_of(value)
     if rank != want:
-        refuse(ids, Problem(Code.SHAPE, -1, want, rank), f"{field} has rank {rank}, expected {want}")
+        refuse(Problem(Code.SHAPE, -1, want, rank), f"{field} has rank {rank}, expected {want}")
 
 
 def check_count(ids: Any, field: str, value: Any) -> None:
     """Refuse a per-request field unless it is one-dimensional and has one entry per request."""
-    check_rank(ids, field, value, 1)
+    check_rank(field, value, 1)
     check_entries(ids, field, value)
 
 
 def check_rows_of(ids: Any, field: str, value: Any) -> None:
     """Refuse a field that is not one row per request; the rows themselves are checked later."""
     if rank_of(value) == 0:
-        refuse(ids, Problem(Code.SHAPE, -1, 2, 0), f"{field} has rank 0, expected 2")
+        refuse(Problem(Code.SHAPE, -1, 2, 0), f"{field} has rank 0, expected 2")
     check_entries(ids, field, value)
 
 
@@ -165,7 +167,7 @@ def check_entries(ids: Any, field: str, value: Any) -> None:
         # A short field is the fault of the first request that has no entry; a long one is nobody's.
         row = entries if entries < requests else -1
         text = f"{field} has {entries} entries, expected {requests} (one per request)"
-        refuse(ids, Problem(Code.COUNT, row, requests, entries), text)
+        refuse(Problem(Code.COUNT, row, requests, entries), text, ids)
 
 
 def _check_groups(pack: Pack) -> None:
@@ -173,21 +175,21 @@ def _check_groups(pack: Pack) -> None:
     nowhere = Problem(Code.GROUPS, -1, 0, 0)
     for field, value in (("block_sizes", pack.block_sizes), ("block_tables", pack.block_tables)):
         if not isinstance(value, Mapping):
-            refuse(ids, nowhere, f"{field} is {type(value).__name__}, expected a mapping from group name")
+            refuse(nowhere, f"{field} is {type(value).__name__}, expected a mapping from group name")
     windows = {} if pack.windows is None else pack.windows
     if not isinstance(windows, Mapping):
-        refuse(ids, nowhere, f"windows is {type(windows).__name__}, expected a mapping from group name")
+        refuse(nowhere, f"windows is {type(windows).__name__}, expected a mapping from group name")
     for group in pack.block_sizes:
         if group not in pack.block_tables:
-            refuse(ids, nowhere, f"block_tables has no group {group!r}, expected those of block_sizes")
+            refuse(nowhere, f"block_tables has no group {group!r}, expected those of block_sizes")
     for field, names in (("block_tables", pack.block_tables), ("windows", windows)):
         for group in names:
             if group not in pack.block_sizes:
-                refuse(ids, nowhere, f"{field} has unknown group {group!r}, expected those of block_sizes")
+                refuse(nowhere, f"{field} has unknown group {group!r}, expected those of block_sizes")
     for group, block_size in pack.block_sizes.items():
-        checked_int(ids, -1, f"block_sizes[{group!r}]", block_size, 1)
+        checked_int(f"block_sizes[{group!r}]", block_size, 1)
         if windows.get(group) is not None:
-            checked_int(ids, -1, f"windows[{group!r}]", windows[group], 1)
+            checked_int(f"windows[{group!r}]", windows[group], 1)
         check_rows_of(ids, f"block_tables[{group!r}]", pack.block_tables[group])
 
 
@@ -199,22 +201,24 @@ def check_rows(pack: Pack) -> list[int]:
     for row in range(len(ids)):
         if not isinstance(ids[row], str):
             kind = type(ids[row]).__name__
-            refuse(ids, Problem(Code.REQUEST_ID, row, 0, 0), f"request_ids[{row}] is {kind}, expected str")
+            refuse(Problem(Code.REQUEST_ID, row, 0, 0), f"request_ids[{row}] is {kind}, expected str", ids)
         twin = first_row.setdefault(ids[row], row)
         if twin != row:
-            refuse(ids, Problem(Code.DUPLICATE, row, -1, twin), f"request_ids[{row}] repeats request {twin}")
-        start = checked_int(ids, row, f"chunk_starts[{row}]", pack.chunk_starts[row], 0)
-        length = checked_int(ids, row, f"chunk_lens[{row}]", pack.chunk_lens[row], 1)
-        seq_len = checked_int(ids, row, f"seq_lens[{row}]", pack.seq_lens[row], 1)
+            refuse(Problem(Code.DUPLICATE, row, -1, twin), f"request_ids[{row}] repeats request {twin}", ids)
+        start = checked_int(f"chunk_starts[{row}]", pack.chunk_starts[row], 0, row=row, ids=ids)
+        length = checked_int(f"chunk_lens[{row}]", pack.chunk_lens[row], 1, row=row, ids=ids)
+        seq_len = checked_int(f"seq_lens[{row}]", pack.seq_lens[row], 1, row=row, ids=ids)
         if row == 0:
-            offsets.append(checked_int(ids, 0, "query_start_loc[0]", pack.query_start_loc[0], 0))
-        offsets.append(checked_int(ids, row, f"query_start_loc[{row + 1}]", pack.query_start_loc[row + 1], 0))
+            offsets.append(checked_int("query_start_loc[0]", pack.query_start_loc[0], 0, row=0, ids=ids))
+        offsets.append(
+            checked_int(f"query_start_loc[{row + 1}]", pack.query_start_loc[row + 1], 0, row=row, ids=ids)
+        )
         computed = start
         if pack.computed is not None:
-            computed = checked_int(ids, row, f"computed[{row}]", pack.computed[row], 0)
+            computed = checked_int(f"computed[{row}]", pack.computed[row], 0, row=row, ids=ids)
         problem = row_problem(row, start, length, seq_len, offsets[row], offsets[row + 1], computed)
         if problem != FINE:
-            refuse(ids, problem, _row_text(problem, start, length, offsets[row]))
+            refuse(problem, _row_text(problem, start, length, offsets[row]), ids)
     return offsets
 
 
@@ -236,21 +240,21 @@ def check_extents(pack: Pack, offsets: list[int]) -> None:
     last = len(ids) - 1
     embeddings = tokens
     if is_integer(pack.embedding_rows):
-        embeddings = checked_int(ids, last, "embedding_rows", pack.embedding_rows, 0)
+        embeddings = checked_int("embedding_rows", pack.embedding_rows, 0, row=last, ids=ids)
     elif pack.embedding_rows is not None:
         embeddings = len(pack.embedding_rows)
     problem = extent_problem(last, offsets[-1], tokens, embeddings)
     if problem.code == Code.TOKEN_EXTENT:
         text = f"token_ids has {tokens} entries, query_start_loc[{last + 1}] says {offsets[-1]}"
-        refuse(ids, problem, text)
+        refuse(problem, text, ids)
     if problem.code == Code.EMBEDDING_EXTENT:
-        refuse(ids, problem, f"embedding_rows {embeddings} != {tokens} token_ids")
+        refuse(problem, f"embedding_rows {embeddings} != {tokens} token_ids", ids)
 
 
 def all_in_range(values: Any, high: int) -> bool:
-    """True if `values` are surely integers in [0, high]; if False they must be looked at one by one."""
-    if len(values) == 0:
-        return True
+    """True if `values` (one or more) are surely integers in [0, high]; if False they must be looked at one by
+    one.
+    """
     if isinstance(values, np.ndarray):
         return values.dtype.kind in "iu" and bool(values.min() >= 0) and int(values.max()) <= high
     return set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= high
@@ -263,7 +267,9 @@ def check_tokens(pack: Pack, offsets: list[int]) -> None:
         return
     for position in range(len(pack.token_ids)):
         row = bisect_right(offsets, position) - 1
-        checked_int(pack.request_ids, row, f"token_ids[{position}]", pack.token_ids[position], 0, high)
+        checked_int(
+            f"token_ids[{position}]", pack.token_ids[position], 0, high, row=row, ids=pack.request_ids
+        )
 
 
 def check_tables(pack: Pack) -> None:
@@ -284,22 +290,22 @@ def _check_table(pack: Pack, row: int, group: Any, returned: int, needed: int) -
     field = f"block_tables[{group!r}][{row}]"
     rank = rank_of(table)
     if rank != 1:
-        refuse(ids, Problem(Code.SHAPE, row, 1, rank), f"{field} has rank {rank}, expected 1")
+        refuse(Problem(Code.SHAPE, row, 1, rank), f"{field} has rank {rank}, expected 1", ids)
     problem = table_problem(row, len(table), needed)
     if problem != FINE:
         text = f"{field} has {len(table)} columns, seq_len {int(pack.seq_lens[row])} needs {needed}"
-        refuse(ids, problem, text)
+        refuse(problem, text, ids)
     if _table_is_fine(table, returned, needed):
         return
     for column in range(len(table)):
-        block = checked_int(ids, row, f"{field}[{column}]", table[column], 0)
+        block = checked_int(f"{field}[{column}]", table[column], 0, row=row, ids=ids)
         problem = column_problem(row, column, block, returned, needed)
         if problem.code == Code.TABLE_TAIL:
             text = f"{field}[{column}] {block} is past the end ({needed} columns), expected null block 0"
-            refuse(ids, problem, text)
+            refuse(problem, text, ids)
         if problem.code == Code.TABLE_NULL:
             text = f"{field}[{column}] is null block 0, columns {returned} to {needed - 1} need a block"
-            refuse(ids, problem, text)
+            refuse(problem, text, ids)
 
 
 def _table_is_fine(table: Any, returned: int, needed: int) -> bool:

@@ -58,7 +58,11 @@ class Code(IntEnum):
 
 
 class Problem(NamedTuple):
-    """One violation: `row` is the request's position in the pack, -1 when no single request is at fault."""
+    """One violation: `row` is the request's position in the pack, -1 when no single request is at fault.
+
+    `want` and `got` are the numbers that the rule compared: a bound, a rank, a count, an end; both are 0 where
+    it compares none. Of a repeated id `got` is the row that had it first, and -1 was wanted.
+    """
 
     code: int
     row: int

@@ -34,9 +34,9 @@ def _accepting(*codes: Code) -> Any:
 
     def apply(patch: Patch) -> None:
         def make(real: Any) -> Any:
-            def refuse(ids: Any, problem: Problem, text: str) -> None:
+            def refuse(problem: Problem, *words: Any) -> None:
                 if problem.code not in codes:
-                    real(ids, problem, text)
+                    real(problem, *words)
 
             return refuse
 

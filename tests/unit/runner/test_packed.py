@@ -218,6 +218,43 @@ def test_each_violation_is_named_with_its_row_and_field(
     assert_same_verdict(pack)
 
 
+@pytest.mark.parametrize(
+    ("fields", "want", "got"),
+    [
+        ({"request_ids": []}, 1, 0),
+        ({"request_ids": "ab"}, 1, 0),
+        ({"token_ids": [list(range(1536))]}, 1, 2),
+        ({"chunk_starts": [0]}, 2, 1),
+        ({"chunk_lens": [512, 1024, 1]}, 2, 3),
+        ({"query_start_loc": [0, 512]}, 3, 2),
+        ({"block_tables": [[1]]}, 0, 0),
+        ({"block_tables": {"full": 5, "window": []}}, 2, 0),
+        ({"windows": {"w": 128}}, 0, 0),
+        ({"embedding_rows": np.zeros(1536)}, 2, 1),
+        ({"request_ids": ["a", 7]}, 0, 0),
+        ({"request_ids": ["a", "a"]}, -1, 0),
+        ({"seq_lens": [512.0, 3072]}, 0, 0),
+        ({"chunk_lens": [512, 0]}, 1, 0),
+        ({"chunk_starts": [0, 2**31]}, 2**31 - 1, 2**31),
+        ({"seq_lens": [512, 8192]}, 3072, 8192),
+        ({"query_start_loc": [0, 512, 1537]}, 1536, 1537),
+        ({"computed": [0, 1024]}, 1024, 2048),
+        ({"token_ids": [1] * 1535}, 1536, 1535),
+        ({"embedding_rows": 1537}, 1536, 1537),
+        ({"block_tables": {"full": [[5] * 4, 6], "window": [[1] * 8, [2] * 48]}}, 1, 0),
+        ({"block_tables": {"full": [[5] * 4, [6] * 23], "window": [[1] * 8, [2] * 48]}}, 24, 23),
+        ({"block_tables": tables_with(30, 0, "int32")}, 1, 0),
+        ({"block_tables": tables_with(3, -1, "int32")}, 0, -1),
+    ],
+)
+def test_a_problem_carries_the_numbers_that_were_compared(
+    fields: dict[str, Any], want: int, got: int
+) -> None:
+    problem = refusal(good_pack() | fields).problem
+    assert (problem.want, problem.got) == (want, got)
+    assert problem.code in set(Code)
+
+
 def test_every_code_has_an_example() -> None:
     assert {code for code, *_ in BAD_PACKS} == {code.name.lower() for code in Code} - {"fine"}
 
@@ -605,16 +642,18 @@ def python_calls(pack: Pack) -> int:
 @pytest.mark.parametrize("kind", [list, np.array])
 def test_work_does_not_grow_with_the_tokens(kind: Any) -> None:
     def pack(tokens: int) -> Pack:
+        """Every value is one that the quick passes are to take: bounds, and what a window has returned."""
         columns = -(-tokens // 4)
         return {
             "request_ids": ["a"],
-            "chunk_starts": kind([0]),
+            "chunk_starts": kind([tokens]),
             "chunk_lens": kind([tokens]),
-            "seq_lens": kind([tokens]),
+            "seq_lens": kind([2 * tokens]),
             "query_start_loc": kind([0, tokens]),
-            "token_ids": kind([1] * tokens),
-            "block_tables": {"A": [kind([1] * columns)]},
+            "token_ids": kind([0, 7] * (tokens // 2)),
+            "block_tables": {"A": [kind([0] * (columns - 1) + [1, 2**31 - 1] * (columns // 2) + [1, 0])]},
             "block_sizes": {"A": 4},
+            "windows": {"A": 1},
             "vocab_size": 8,
         }
 
