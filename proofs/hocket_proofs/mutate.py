@@ -107,6 +107,7 @@ TARGETS = {
             "unit/runner/test_packed.py",
             "unit/runner/test_steps.py",
             "unit/test_bad_input.py",
+            "unit/test_speculative.py",
         ),
         0.95,
         # It reads the sources, which mutmut has rewritten.

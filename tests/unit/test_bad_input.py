@@ -235,6 +235,11 @@ def test_numbers_too_large_to_print_or_to_compute_with_are_refused_by_name() -> 
     refused(ValueError, making(Request, "r", (endless,)), "prompt_token_ids[0]", "beyond 256 bits")
 
 
+def test_a_number_of_up_to_256_bits_is_told_in_full() -> None:
+    refused(ValueError, making(SamplingParams, seed=2**256 - 1), f"got {2**256 - 1}")
+    refused(ValueError, making(SamplingParams, seed=2**256), "got an int beyond 256 bits")
+
+
 @pytest.mark.parametrize("value", [{1, 2}, {1: 2}, frozenset({1})], ids=ids)
 def test_a_prompt_without_an_order_is_refused(value: Any) -> None:
     refused(ValueError, making(Request, "r", value), "'r'", "prompt_token_ids must be a sequence")

@@ -373,6 +373,10 @@ def test_the_builder_derives_everything_from_start_and_length() -> None:
     assert pack.positions.tolist() == [4, 5, 6, 7, 0, 1, 2]
     assert pack.block_tables["A"].tolist() == [[5, 7], [3, 0]]
     assert pack.num_tokens == 7
+    for name in ("chunk_starts", "chunk_lens", "seq_lens", "query_start_loc"):
+        assert getattr(pack, name).dtype == np.int32, name
+    assert (pack.token_ids.dtype, pack.positions.dtype) == (np.int64, np.int64)
+    assert pack.block_tables["A"].dtype == np.int32
     validate_packed_prefill(
         request_ids=pack.request_ids,
         chunk_starts=pack.chunk_starts,
@@ -403,6 +407,7 @@ def test_a_pack_is_immutable_and_owns_its_arrays() -> None:
         ({"request_ids": "ab"}, "request_ids has rank 0"),
         ({"request_ids": [], "chunk_starts": [], "chunk_lens": [], "histories": []}, "request_ids is empty"),
         ({"chunk_starts": [4]}, "request 1 ('b'): chunk_starts has 1 entries"),
+        ({"chunk_lens": [4]}, "request 1 ('b'): chunk_lens has 1 entries"),
         ({"chunk_lens": [4, 3.0]}, "request 1 ('b'): chunk_lens[1] 3.0 (float)"),
         ({"chunk_starts": ["4", 0]}, "request 0 ('a'): chunk_starts[0] '4' (str)"),
         ({"histories": [list(range(9))]}, "request 1 ('b'): histories has 1 entries"),
@@ -439,6 +444,17 @@ def test_the_builder_refuses_before_it_builds(
     with pytest.raises(PackedPrefillError) as caught:
         build(**changes)
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("history", "code", "want", "got"), [(3, Code.SHAPE, 1, 0), ([1, 2], Code.TOKEN_EXTENT, 3, 2)]
+)
+def test_a_history_that_is_refused_tells_its_numbers(
+    history: object, code: Code, want: int, got: int
+) -> None:
+    with pytest.raises(PackedPrefillError) as caught:
+        build(histories=[list(range(9)), history])
+    assert caught.value.problem == (code, 1, want, got)
 
 
 # --- any pack, mutated in any way ---

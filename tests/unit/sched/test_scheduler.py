@@ -262,6 +262,19 @@ def test_ready_rows_take_turns_when_a_step_cannot_hold_them_all(depth: int) -> N
         assert sorted(served[at : at + 8]) == names
 
 
+@pytest.mark.parametrize(
+    ("depth", "p", "d", "bounds"),
+    [(1, 1, 1, (1, 1, 3, 1)), (2, 1, 4, (4, 1, 9, 5)), (3, 2, 4, (4, 2, 5, 6)), (1, 5, 1, (1, 5, 2, 5))],
+)
+def test_the_bounds_of_waiting_are_those_of_the_design(
+    depth: int, p: int, d: int, bounds: tuple[int, ...]
+) -> None:
+    """L1: prefill waits d, decode p; L4: 2d + 1 if p is 1, else d + 1; L7: depth - 1 + max(p, d)."""
+    config = SchedulerConfig(prefill_steps_per_turn=p, decode_steps_per_turn=d, async_depth=depth)
+    found = config.waiting_bound()
+    assert (found.prefill, found.decode, found.admission, found.senior_progress) == bounds
+
+
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize(("p", "d"), [(1, 1), (2, 1), (1, 3)])
 def test_the_most_senior_row_is_passed_over_no_more_than_the_bound_says(depth: int, p: int, d: int) -> None:
