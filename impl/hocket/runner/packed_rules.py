@@ -60,7 +60,7 @@ class Code(IntEnum):
 class Problem(NamedTuple):
     """One violation: `row` is the request's position in the pack, -1 when no single request is at fault.
 
-    `want` and `got` are the numbers that the rule compared: a bound, a rank, a count, an end; both are 0 where
+    `want` and `got` are the numbers that the rule compared: a bound, a rank, a count, an end; both are 0 if
     it compares none. Of a repeated id `got` is the row that had it first, and -1 was wanted.
     """
 

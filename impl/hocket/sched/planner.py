@@ -120,8 +120,7 @@ class _Attempt:
     def _by_service(self, phase: int) -> Iterator[int]:
         """Indices of ready requests of a phase: least recently served first, ties by seniority."""
         standing = self._standing
-        ready = [i for i, p in enumerate(standing.phases) if p == phase and i not in self._held]
-        for index in sorted(ready, key=lambda index: standing.running[index].served):
+        for index in sorted(range(len(standing.running)), key=lambda index: standing.running[index].served):
             # Asked late on purpose: a row granted meanwhile may have preempted this one (S3).
             preempted = index in self.account.victims
             if kernel.may_have_row(phase, standing.phases[index], index in self._held, preempted):
@@ -184,8 +183,8 @@ class _Attempt:
         ask = kernel.admission_ask(live.replay_promise, need, memory.watermark, num_running > 0)
         if not kernel.fits(ask, account.available(seniors, memory.nothing)):
             return False
-        ends_replay = length == live.num_tokens
-        account.admit(need, memory.nothing if ends_replay else outstanding(live.replay_promise, need))
+        # Nothing is outstanding if the row is the whole replay: then it takes all that was promised.
+        account.admit(need, outstanding(live.replay_promise, need))
         self._num_admitted += 1
         self._add_row(live, length, True)
         return True

@@ -1,0 +1,35 @@
+"""Which rows an attempt takes, in which order, and who gets the blocks for drafts."""
+
+from __future__ import annotations
+
+from tests.unit.sched.worlds import add, complete, make, rows
+
+
+def test_no_row_of_a_dispatch_overtakes_one_that_finds_no_tokens() -> None:
+    """`c`, which may emit one token only, would fit where `b` with its draft does not."""
+    scheduler = make(num_speculative_tokens=1, prefill_chunk_size=3, max_num_batched_tokens=3)
+    for name, outputs in (("a", 9), ("b", 9), ("c", 2)):
+        add(scheduler, name, 1, outputs)
+    complete(scheduler, scheduler.schedule())
+    output = scheduler.schedule()
+    assert rows(output) == [("a", 1, 2)]
+    complete(scheduler, output)
+    assert rows(scheduler.schedule()) == [("b", 1, 2), ("c", 1, 1)]
+
+
+def test_drafts_get_what_is_left_in_order_of_seniority_not_of_service() -> None:
+    """Two rows of three tokens fill a step; in the third the junior comes first and the senior second.
+
+    Each needs a block for its drafts, and one is left.
+    """
+    knobs = {"num_speculative_tokens": 2, "prefill_chunk_size": 4, "max_num_batched_tokens": 6}
+    scheduler = make(blocks=14, block_size=1, **knobs)
+    for name in ("senior", "junior", "third"):
+        add(scheduler, name, 1, 6)
+    complete(scheduler, scheduler.schedule())
+    for names in (("senior", "junior"), ("third", "senior")):
+        output = scheduler.schedule()
+        assert output.request_ids == names
+        complete(scheduler, output)
+    assert scheduler.free_blocks("a") == 1
+    assert rows(scheduler.schedule()) == [("junior", 2, 1), ("senior", 3, 3)]
