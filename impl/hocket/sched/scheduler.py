@@ -333,7 +333,6 @@ class Scheduler:
         self._leave_running(live)
         live.status = "preempted"
         live.progress = kernel.no_progress()
-        live.promise = self._memory.nothing
         live.replay_promise = self._promise(live.num_tokens)
         self._waiting.push(live)
         self._notices.preempted(live.request_id)

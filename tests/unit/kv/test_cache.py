@@ -7,6 +7,7 @@ import pytest
 from hocket.core.config import KVCacheConfig, KVGroupSpec
 from hocket.kv.cache import GroupedKVCache
 from hocket.kv.pool import BlockPool
+from hocket.kv.tables import BlockTable
 
 
 def two_groups_one_pool() -> GroupedKVCache:
@@ -31,10 +32,12 @@ def test_the_null_block_is_never_handed_out() -> None:
 
 def test_a_pool_refuses_to_grant_more_than_is_free_and_to_free_twice() -> None:
     pool = BlockPool(2)
-    with pytest.raises(AssertionError, match="more blocks than are free"):
+    with pytest.raises(AssertionError, match=r"^the planner granted more blocks than are free"):
         pool.take(3)
-    with pytest.raises(AssertionError, match="freed twice"):
+    with pytest.raises(AssertionError, match=r"^a block was freed twice"):
         pool.give_back((1,))
+    with pytest.raises(AssertionError, match=r"^a block was fenced twice"):
+        pool.fence(1, 1)
 
 
 def test_a_fenced_block_is_free_only_when_its_step_is_settled() -> None:
@@ -73,6 +76,32 @@ def test_a_window_leaves_nulls_and_frees_its_blocks_at_once() -> None:
     assert cache.free() == (5, 3)
     cache.return_outdated(tables, (0, 0, 2))
     assert cache.free() == (5, 3)
+
+
+def test_a_window_moves_forward_within_its_table_only() -> None:
+    table = BlockTable()
+    table.block_ids += [4, 5, 6]
+    assert table.drop_leading(0) == []
+    assert table.drop_leading(1) == [4]
+    for columns in (0, 4):
+        with pytest.raises(AssertionError, match=r"^a window moved back, or past the table"):
+            table.drop_leading(columns)
+    assert (table.drop_leading(3), table.whole()) == ([5, 6], (0, 0, 0))
+
+
+def test_a_request_without_a_table_for_every_group_is_a_mistake_that_shows() -> None:
+    cache = two_groups_one_pool()
+    two = cache.new_tables()[:2]
+    for action in (
+        lambda: cache.held(two),
+        lambda: cache.grow(two, (0, 0, 1)),
+        lambda: cache.grow(cache.new_tables(), (0, 1)),
+        lambda: cache.return_outdated(two, (0, 0, 0)),
+        lambda: cache.return_outdated(cache.new_tables(), (0, 0)),
+        lambda: cache.release(two, lambda group, column: None),
+    ):
+        with pytest.raises(ValueError, match="zip"):
+            action()
 
 
 def test_release_fences_by_column_and_frees_the_rest() -> None:

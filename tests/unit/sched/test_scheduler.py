@@ -10,7 +10,7 @@ import pytest
 from hocket.core.config import SchedulerConfig
 from hocket.core.errors import QueueFullError
 from hocket.core.phase import Phase
-from hocket.core.records import RequestOutput, SchedulerOutput
+from hocket.core.records import BlockIdsByGroup, RequestOutput, SchedulerOutput
 from hocket.core.request import Request, SamplingParams
 from hocket.sched.scheduler import Scheduler
 from tests.unit.sched.worlds import add, complete, make, rows
@@ -313,3 +313,35 @@ def _calls_of_a_step(num_rows: int) -> int:
 
 def test_a_step_costs_no_more_per_row_when_there_are_many_rows() -> None:
     assert _calls_of_a_step(400) < 4.4 * _calls_of_a_step(100)
+
+
+def test_a_state_tells_the_epoch_that_rows_carry_and_the_ended_one_of_a_preempted_request() -> None:
+    scheduler = make()
+    for name in ("a", "b"):
+        add(scheduler, name, 4, 4)
+    output = scheduler.schedule()
+    complete(scheduler, output)
+    for name, epoch in zip(output.request_ids, output.epochs, strict=True):
+        state = scheduler.request_state(name)
+        assert state is not None
+        assert state.epoch == epoch
+    scheduler.preempt_request("b")
+    preempted = scheduler.request_state("b")
+    assert preempted is not None
+    assert (preempted.status, preempted.epoch) == ("preempted", output.epochs[1])
+    complete(scheduler, scheduler.schedule())
+    resumed = scheduler.schedule()
+    assert resumed.request_ids == ("b",)
+    assert resumed.epochs[0] not in output.epochs
+    running = scheduler.request_state("b")
+    assert running is not None
+    assert (running.status, running.epoch) == ("running", resumed.epochs[0])
+
+
+def test_blocks_by_group_are_a_mapping_that_names_a_group_it_lacks() -> None:
+    blocks = BlockIdsByGroup(("a", "b"), ((1, 2), ()))
+    assert (dict(blocks), repr(blocks), len(blocks)) == ({"a": (1, 2), "b": ()}, "{'a': (1, 2), 'b': ()}", 2)
+    with pytest.raises(KeyError, match="'c'"):
+        blocks["c"]
+    with pytest.raises(AssertionError):
+        BlockIdsByGroup(("a", "b"), ((1, 2),))
