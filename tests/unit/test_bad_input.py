@@ -8,6 +8,7 @@ like a copy that never saw the bad call.
 import pickle
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -556,7 +557,10 @@ def test_results_must_be_records(value: Any) -> None:
 
 def test_results_come_in_dispatch_order() -> None:
     assert_unchanged(
-        StepOrderError, lambda s, f: s.update_from_output(f[1], result_of(f[1])), "oldest", "step_id"
+        StepOrderError,
+        lambda s, f: s.update_from_output(f[1], result_of(f[1])),
+        "oldest",
+        "scheduler_output.step_id must",
     )
     assert issubclass(StepOrderError, SchedulerError)
 
@@ -569,7 +573,7 @@ def test_results_name_the_oldest_step(step_id: int) -> None:
     def process(scheduler: Scheduler, flight: list[SchedulerOutput]) -> None:
         scheduler.update_from_output(flight[0], result_of(flight[0], step_id=step_id))
 
-    assert_unchanged(StepOrderError, process, "step_id", "2", str(step_id))
+    assert_unchanged(StepOrderError, process, "model_runner_output.step_id must", "2", str(step_id))
 
 
 @pytest.mark.parametrize("step_id", [None, True, 2.0, "2", np.int64(2), float("nan"), 0, -1], ids=ids)
@@ -599,7 +603,7 @@ def test_an_empty_output_has_no_result() -> None:
         SchedulerError,
         lambda: scheduler.update_from_output(empty, ModelRunnerOutput(1, ())),
         "empty",
-        "scheduler_output",
+        "scheduler_output must have rows",
     )
     assert snapshot(scheduler) == before
 
@@ -627,6 +631,16 @@ def test_another_schedulers_output_is_refused() -> None:
     assert_unchanged(SchedulerError, swap, "scheduler_output")
 
 
+@pytest.mark.parametrize("field", ["request_ids", "epochs"])
+def test_a_step_is_known_by_its_requests_and_by_their_epochs(field: str) -> None:
+    def process(scheduler: Scheduler, flight: list[SchedulerOutput]) -> None:
+        values = getattr(flight[0], field)
+        forged = replace(flight[0], **{field: (*values[:-1], "x" if field == "request_ids" else 99)})
+        scheduler.update_from_output(forged, result_of(flight[0]))
+
+    assert_unchanged(StepOrderError, process, "scheduler_output must be the one dispatched as step 2", field)
+
+
 BAD_ROWS: list[Any] = [None, 3, "77", (), ((7,),), ((7,), (7,), (7,)), (7, 7), (None, None), ((), ())]
 BAD_ROWS += [((7,) * 4, (7,)), ((7,), (7,) * 4), ("7", (7,)), (7, (7,))]
 BAD_ROWS += [
@@ -647,6 +661,14 @@ def test_results_match_their_rows(rows: Any) -> None:
     assert_unchanged(ValueError, process, "sampled_token_ids")
 
 
+def test_a_result_with_too_many_tokens_is_told_the_kind_of_its_row() -> None:
+    assert_unchanged(
+        ValueError,
+        lambda s, f: s.update_from_output(f[0], result_of(f[0], sampled_token_ids=((7,) * 4, (7,)))),
+        "sampled_token_ids[0] (request 'decoding') must hold 1 to 3 tokens for this decode row, got 4",
+    )
+
+
 def test_a_stale_row_may_have_no_token() -> None:
     scheduler, flight = busy_scheduler()
     outputs = scheduler.update_from_output(flight[0], result_of(flight[0], sampled_token_ids=((7,), ())))
@@ -663,8 +685,7 @@ def test_a_chunk_that_does_not_end_the_prompt_has_no_token() -> None:
     refused(
         ValueError,
         lambda: scheduler.update_from_output(chunk, result_of(chunk, sampled_token_ids=rows)),
-        "sampled_token_ids[0]",
-        "'chunking'",
+        "sampled_token_ids[0] (request 'chunking') must hold 0 tokens for this prefill row, got 1",
     )
     assert snapshot(scheduler) == before
 

@@ -173,9 +173,13 @@ class Verdict(NamedTuple):
     If not, whether it only waits for results, or whom it designates (indices).
     """
 
-    fits: bool
-    waits_for_results: bool
-    victims: tuple[int, ...]
+    fits: bool = False
+    waits_for_results: bool = False
+    victims: tuple[int, ...] = ()
+
+
+FITS = Verdict(fits=True)
+WAITS_FOR_RESULTS = Verdict(waits_for_results=True)
 
 
 def outstanding(promise: Vector, held: Vector) -> Vector:
@@ -190,18 +194,18 @@ def judge(standing: Standing, account: Account, index: int, need: Vector) -> Ver
     """
     available = account.available_to(index)
     if kernel.fits(need, available):
-        return Verdict(True, False, ())
+        return FITS
     coming = standing.memory.coming_from_windows(standing.running[index], standing.ledger)
     within = kernel.add(kernel.add(available, standing.fenced), coming)
     if kernel.fits(need, within):
-        return Verdict(False, True, ())
+        return WAITS_FOR_RESULTS
     candidates = [
         junior
         for junior in range(len(standing.running) - 1, index, -1)
         if junior not in account.dispatched and junior not in account.victims
     ]
     chosen = kernel.designate(need, within, tuple(account.gain(junior) for junior in candidates))
-    return Verdict(False, False, tuple(candidates[position] for position in chosen))
+    return Verdict(victims=tuple(candidates[position] for position in chosen))
 
 
 def held_back(standing: Standing) -> frozenset[int]:

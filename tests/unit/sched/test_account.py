@@ -1,9 +1,11 @@
-"""Blocks as an attempt sees them: what windows will return, what a victim gives, who is set aside for."""
+"""Blocks as an attempt sees them: what comes back, what a victim gives, who is set aside for, who is held."""
 
 from __future__ import annotations
 
+import pytest
+
 from hocket.core.config import KVGroupSpec
-from hocket.sched.preemption import Account, Standing
+from hocket.sched.preemption import FITS, WAITS_FOR_RESULTS, Account, Standing, Verdict, held_back, judge
 from hocket.sched.scheduler import Scheduler
 from tests.unit.sched.worlds import add, complete, make_of
 
@@ -87,3 +89,92 @@ def test_a_granted_row_is_set_aside_no_more_and_keeps_the_rest_of_its_promise() 
 def test_the_watermark_is_rounded_down_pool_by_pool() -> None:
     scheduler = make_of(FULL, WINDOWED, watermark=0.09, **WIDE)
     assert scheduler._memory.watermark == (3, 2)
+
+
+def four_that_fill_the_pool(depth: int = 2, more: int = 0) -> Scheduler:
+    """Each holds one block; the chunks that wrote them are in flight, and every next row needs a block."""
+    scheduler = make_of(KVGroupSpec("full", 2, 4 + more), async_depth=depth, reserve_full_prompt=False)
+    for name in "abcd":
+        add(scheduler, name, 2, 3)
+    return scheduler
+
+
+def test_the_most_senior_blocked_row_has_its_victims_held() -> None:
+    scheduler = four_that_fill_the_pool()
+    scheduler.schedule()
+    now = standing(scheduler)
+    assert (now.free, now.fenced) == ((0,), (0,))
+    assert judge(now, Account(now), 0, (1,)) == Verdict(victims=(3,))
+    assert held_back(now) == {3}
+
+
+def test_one_with_a_row_in_this_dispatch_is_no_victim_and_a_victim_is_none_twice() -> None:
+    scheduler = four_that_fill_the_pool()
+    scheduler.schedule()
+    now = standing(scheduler)
+    account = Account(now)
+    account.grant(3, (0,), ends_replay=True)
+    assert judge(now, account, 0, (1,)) == Verdict(victims=(2,))
+    account.preempt(2)
+    account.free = (0,)
+    assert judge(now, account, 0, (1,)) == Verdict(victims=(1,))
+
+
+def test_where_the_most_senior_blocked_row_waits_for_results_nobody_is_held() -> None:
+    """The block of `e` is fenced by the chunk in flight: `a` gets it then, though `b` would have victims."""
+    scheduler = four_that_fill_the_pool(more=1)
+    add(scheduler, "e", 2, 3)
+    scheduler.schedule()
+    scheduler.preempt_request("e")
+    now = standing(scheduler)
+    assert (now.free, now.fenced) == ((0,), (1,))
+    account = Account(now)
+    assert judge(now, account, 0, (1,)) == WAITS_FOR_RESULTS
+    account.keep_aside(0)
+    assert judge(now, account, 1, (1,)) == Verdict(victims=(3,))
+    assert held_back(now) == frozenset()
+
+
+def test_a_blocked_row_that_finds_no_victims_leaves_the_claim_to_the_next() -> None:
+    """`a` wants 4 blocks of y, of which its juniors hold 3. `b` wants one of x, and what is free there is set
+    aside for `a`.
+    """
+    scheduler = make_of(
+        KVGroupSpec("x", 8, 9),
+        KVGroupSpec("y", 6, 8),
+        prefill_chunk_size=24,
+        max_num_batched_tokens=64,
+        reserve_full_prompt=False,
+    )
+    for name, prompt in (("z", 3), ("a", 48), ("b", 8), ("c", 2)):
+        add(scheduler, name, prompt, 2 if name != "a" else 1)
+    complete(scheduler, scheduler.schedule())
+    now = standing(scheduler)
+    assert now.free == (3, 0)
+    assert now.next_needs == {1: (3, 4), 2: (1, 0)}
+    assert judge(now, Account(now), 1, (3, 4)) == Verdict()
+    assert held_back(now) == {3}
+
+
+def test_a_row_that_fits_holds_nobody() -> None:
+    scheduler = four_that_fill_the_pool(more=4)
+    scheduler.schedule()
+    now = standing(scheduler)
+    assert [judge(now, Account(now), index, (1,)) for index in range(4)] == [FITS] * 4
+    assert held_back(now) == frozenset()
+
+
+def test_a_request_lacks_no_table() -> None:
+    scheduler = make_of(FULL, WINDOWED, **WIDE)
+    add(scheduler, "r", 8, 1)
+    scheduler.schedule()
+    memory, live = scheduler._memory, scheduler._running[0]
+    live.tables = live.tables[:1]
+    for action in (
+        lambda: memory.new_columns(live.tables, 9),
+        lambda: memory.need(live.tables, 9),
+        lambda: memory.outdated_columns(live, 8),
+        lambda: memory._per_pool((1,)),
+    ):
+        with pytest.raises(ValueError, match="zip"):
+            action()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.unit.sched.worlds import add, complete, make, rows
+from hocket.core.config import KVGroupSpec
+from tests.unit.sched.worlds import add, complete, make, make_of, rows
 
 
 def test_no_row_of_a_dispatch_overtakes_one_that_finds_no_tokens() -> None:
@@ -33,3 +34,15 @@ def test_drafts_get_what_is_left_in_order_of_seniority_not_of_service() -> None:
         complete(scheduler, output)
     assert scheduler.free_blocks("a") == 1
     assert rows(scheduler.schedule()) == [("junior", 2, 1), ("senior", 3, 3)]
+
+
+def test_the_promise_of_a_replay_ends_in_the_dispatch_that_ends_it() -> None:
+    """`a` is promised 7 blocks and never holds more than 6; in its third chunk the 7th is free for `b`."""
+    scheduler = make_of(KVGroupSpec("windowed", 2, 10, window=4))
+    add(scheduler, "a", 24, 1)
+    for chunk in (0, 8):
+        output = scheduler.schedule()
+        assert rows(output) == [("a", chunk, 8)]
+        complete(scheduler, output)
+    add(scheduler, "b", 8, 1)
+    assert rows(scheduler.schedule()) == [("a", 16, 8), ("b", 0, 8)]
