@@ -193,7 +193,14 @@ def test_a_cache_refuses_pools_and_groups_that_do_not_match() -> None:
     )
     refused(ValueError, making(KVCacheConfig, groups=(SHARED,)), "'main'", "pool")
     refused(ValueError, making(KVCacheConfig, groups=(OWN,), pools={"main": 4}), "'main'", "no group")
-    refused(ValueError, making(KVCacheConfig, groups=(OWN, SHARED), pools={"main": 4, "A": 4}), "'A'")
+    refused(
+        ValueError,
+        making(KVCacheConfig, groups=(OWN, SHARED), pools={"main": 4, "A": 4}),
+        "KVCacheConfig.pools must not be named like a group with a pool of its own",
+        "'A'",
+    )
+    named_alike = KVGroupSpec("main", 4, pool="main")
+    assert KVCacheConfig(groups=(named_alike,), pools={"main": 1}).pool_blocks == {"main": 1}
     for pools in (None, 4, [("main", 4)], "main"):
         refused(ValueError, making(KVCacheConfig, groups=(SHARED,), pools=pools), "pools", repr(pools))
     refused(ValueError, making(KVCacheConfig, groups=(OWN,), pools={1: 4}), "KVCacheConfig.pools key", "1")

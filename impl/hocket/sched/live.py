@@ -34,6 +34,15 @@ class LiveRequest:
         "tables",
     )
 
+    # Set when the request starts to wait: blocks per pool that its whole replay needs at most. It asks for
+    # them at its admission and is promised them then.
+    replay_promise: Vector
+    # Set at its admission: tokens of the replay; and with each row the step in which it last had one, for the
+    # least recently served go first.
+    promise: Vector
+    replay_len: int
+    served: int
+
     def __init__(
         self,
         request: Request,
@@ -60,12 +69,6 @@ class LiveRequest:
         # None once the terminal output is out: rows still in flight find their epoch ended.
         self.status: RequestStatus | None = "waiting"
         self.progress = kernel.no_progress()
-        self.replay_len = len(request.prompt_token_ids)
-        # Blocks per pool that the whole replay needs at most: asked for at admission, then promised.
-        self.replay_promise: Vector = ()
-        self.promise: Vector = ()
-        # Step in which the request last had a row: the least recently served go first.
-        self.served = 0
         # Head of the queue when a prefill dispatch went without it: goes first in the next one (L4).
         self.overdue = False
 

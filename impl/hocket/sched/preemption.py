@@ -44,7 +44,7 @@ class Standing:
         self.outstanding: dict[int, Vector] = {}
         for index, live in enumerate(running):
             length = self._next_len(config, index)
-            need = memory.need(live.tables, live.progress.computed + length) if length else memory.nothing
+            need = memory.need(live.tables, live.progress.computed + length)
             if any(need):
                 self.next_needs[index] = need
             if any(live.promise):
@@ -217,7 +217,7 @@ def held_back(standing: Standing) -> frozenset[int]:
     account = Account(standing)
     for index, need in standing.next_needs.items():
         verdict = judge(standing, account, index, need)
-        if not verdict.fits and (verdict.waits_for_results or verdict.victims):
+        if verdict.waits_for_results or verdict.victims:
             return frozenset(verdict.victims)
         account.keep_aside(index)
     return frozenset()
