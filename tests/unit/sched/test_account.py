@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hocket.core.config import KVGroupSpec
+from hocket.core.config import KVCacheConfig, KVGroupSpec, SchedulerConfig
+from hocket.kv.cache import GroupedKVCache
 from hocket.sched.preemption import FITS, WAITS_FOR_RESULTS, Account, Standing, Verdict, held_back, judge
 from hocket.sched.scheduler import Scheduler
 from tests.unit.sched.worlds import add, complete, make_of
@@ -178,3 +179,12 @@ def test_a_request_lacks_no_table() -> None:
     ):
         with pytest.raises(ValueError, match="zip"):
             action()
+
+
+def test_groups_of_one_pool_add_up() -> None:
+    groups = (KVGroupSpec("a", 2, pool="main"), KVGroupSpec("b", 4, 9), KVGroupSpec("c", 4, pool="main"))
+    cache_config = KVCacheConfig(groups=groups, pools={"main": 20})
+    memory = Scheduler(SchedulerConfig(), cache_config)._memory
+    tables = GroupedKVCache(cache_config).new_tables()
+    by_name = dict(zip(memory.pool_names, memory.need(tables, 9), strict=True))
+    assert by_name == {"main": 5 + 3, "b": 3}

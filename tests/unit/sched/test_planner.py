@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hocket.core.config import KVGroupSpec
+from hocket.core.request import Request, SamplingParams
 from tests.unit.sched.worlds import add, complete, make, make_of, rows
 
 
@@ -46,3 +47,35 @@ def test_the_promise_of_a_replay_ends_in_the_dispatch_that_ends_it() -> None:
         complete(scheduler, output)
     add(scheduler, "b", 8, 1)
     assert rows(scheduler.schedule()) == [("a", 16, 8), ("b", 0, 8)]
+
+
+def test_an_overdue_head_takes_its_tokens_before_the_prompts_that_run() -> None:
+    """`a` alone fills every step of 8 tokens; `b` was passed over once, and then comes before it (L4)."""
+    scheduler = make(prefill_chunk_size=8, max_num_batched_tokens=8)
+    add(scheduler, "a", 24, 1)
+    complete(scheduler, scheduler.schedule())
+    add(scheduler, "b", 5, 1)
+    output = scheduler.schedule()
+    assert rows(output) == [("a", 8, 8)]
+    complete(scheduler, output)
+    assert rows(scheduler.schedule()) == [("b", 0, 5), ("a", 16, 3)]
+
+
+def test_a_full_step_looks_for_blocks_for_its_drafts_all_the_same() -> None:
+    """`a` fits the 3 tokens of a step and `b` does not; of the blocks for `a`'s two drafts none is free."""
+    knobs = {"num_speculative_tokens": 2, "prefill_chunk_size": 2, "max_num_batched_tokens": 4}
+    scheduler = make(blocks=6, block_size=1, **knobs)
+    for name in ("a", "b"):
+        add(scheduler, name, 2, 5)
+    complete(scheduler, scheduler.schedule())
+    assert scheduler.free_blocks("a") == 2
+    assert rows(scheduler.schedule()) == [("a", 2, 1)]
+
+
+def test_a_request_that_wants_fewer_drafts_gets_shorter_rows() -> None:
+    scheduler = make(num_speculative_tokens=3)
+    for name, drafts in (("a", None), ("b", 0), ("c", 2), ("d", 9)):
+        params = SamplingParams(max_tokens=9, num_speculative_tokens=drafts)
+        scheduler.add_request(Request(name, (1,), params))
+    complete(scheduler, scheduler.schedule())
+    assert scheduler.schedule().num_scheduled_tokens == (4, 1, 3, 4)

@@ -345,3 +345,24 @@ def test_blocks_by_group_are_a_mapping_that_names_a_group_it_lacks() -> None:
         blocks["c"]
     with pytest.raises(AssertionError):
         BlockIdsByGroup(("a", "b"), ((1, 2),))
+
+
+def test_a_prompt_may_leave_room_for_one_output() -> None:
+    scheduler = make(max_model_len=8)
+    add(scheduler, "r", 7, 5)
+    (end,) = complete(scheduler, scheduler.schedule())
+    assert (end.finished, end.finish_reason) == (True, "length")
+    with pytest.raises(ValueError, match="at most max_model_len - 1 = 7 tokens, got 8"):
+        add(scheduler, "r", 8, 1)
+
+
+def test_a_request_leaves_the_queue_once() -> None:
+    scheduler = make()
+    for name in ("senior", "junior"):
+        add(scheduler, name, 4, 4)
+    queue = scheduler._waiting
+    senior, junior = queue
+    assert queue.head is senior
+    queue.remove(junior)
+    with pytest.raises(AssertionError, match=r"^the request is not waiting"):
+        queue.remove(junior)
