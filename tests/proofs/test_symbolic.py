@@ -12,6 +12,7 @@ from hocket_proofs.symbolic.lifting import boolean, integer, lift, run, symbols
 from hocket_proofs.symbolic.prover import PROVED, Lemma, prove
 from hocket_proofs.symbolic.syntax import Inexpressible, translate
 from hocket_proofs.symbolic.values import NotSymbolic, evaluate, term
+from hocket_proofs.theorems import packed
 from hocket_proofs.theorems.translation import NOT_LIFTED, NOT_TRANSLATED, bare, differs, functions, lifting
 
 X, Y = integer("x"), integer("y")
@@ -78,6 +79,21 @@ def test_hypotheses_that_nothing_satisfies_prove_nothing() -> None:
     assert "hypotheses that are unsat" in prove(
         Lemma("anything", term(X) == term(Y), (term(X) > 3, term(X) < 3))
     )
+
+
+def test_hypotheses_that_leave_no_room_for_a_case_are_red() -> None:
+    lemma = Lemma("more", term(X) >= 3, (term(X) > 3,), room=(term(X) == 4, term(X) == 1000))
+    assert prove(lemma) == PROVED
+    assert prove(lemma._replace(room=(term(X) == 4, term(X) == 2))).startswith(
+        "more: hypotheses that are unsat where "
+    )
+    assert "unsat where" in prove(Lemma("any", term(X) == term(X), room=(term(X) < term(X),)))
+
+
+def test_packs_of_any_number_of_rows_may_have_unlike_rows() -> None:
+    """Otherwise the induction over rows would say something of packs of equal chunks only."""
+    lemmas = list(packed.any_number_of_rows())
+    assert [lemma.name for lemma in lemmas if not lemma.room] == [lemmas[-1].name]
 
 
 def test_no_answer_is_red() -> None:

@@ -20,12 +20,14 @@ class Lemma(NamedTuple):
     """A claim under hypotheses, as terms without quantifiers: what symbols are in it, it says of all values.
 
     A hypothesis about all requests stands as its instances for those that the claim speaks of. That is why
-    Z3 either proves a claim, or gives numbers for which it does not hold.
+    Z3 either proves a claim, or gives numbers for which it does not hold. `room`: cases, each of which the
+    hypotheses must leave room for, lest they say more than they seem to.
     """
 
     name: str
     claim: Any
     given: tuple[Any, ...] = ()
+    room: tuple[Any, ...] = ()
 
 
 def _solver(assertions: Iterable[Any], products: bool) -> Any:
@@ -54,8 +56,9 @@ def prove(lemma: Lemma) -> str:
             return f"{lemma.name}: does not hold: {_told(solver.model())}"
         if answer != z3.unsat:
             return f"{lemma.name}: no answer within {EFFORT:,} steps"
-    if given and (answer := _solver(given, products=True).check()) != z3.sat:
-        return f"{lemma.name}: hypotheses that are {answer}"
+    for case in ((), *((_boolean(case),) for case in lemma.room)):
+        if (given or case) and (answer := _solver((*given, *case), products=True).check()) != z3.sat:
+            return f"{lemma.name}: hypotheses that are {answer}{f' where {case[0]}' if case else ''}"
     return PROVED
 
 

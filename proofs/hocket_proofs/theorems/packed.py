@@ -19,7 +19,10 @@ from hocket_proofs.symbolic.values import term
 from hocket_proofs.theorems.arithmetic import products_ordered
 
 INT = z3.IntSort()
-OFFSET, LENGTH = z3.Function("offset", INT, INT), z3.Function("length", INT, INT)
+OFFSET, LENGTH, FROM, TO, COMPUTED = (
+    z3.Function(name, INT, INT) for name in ("offset", "length", "chunk_start", "seq_len", "computed")
+)
+"""The numbers of an arbitrary pack, by row."""
 K, J, ROWS, TOKEN = z3.Ints("k j rows token")
 ROW, START, LEN, SEQ, BEGIN, END, DONE = (
     integer(n) for n in ("row", "start", "len", "seq_len", "begin", "end", "computed")
@@ -32,12 +35,15 @@ def is_fine(problem: Problem) -> Any:
 
 
 def row_fine(row: Any) -> Any:
-    """The shipped verdict on one row of the arbitrary pack, whose other numbers agree with each other."""
+    """The shipped verdict on one row of the arbitrary pack."""
     verdict = is_fine(run(packed_rules.row_problem, ROW, START, LEN, SEQ, BEGIN, END, DONE))
     return z3.substitute(
         verdict,
         (term(ROW), row),
+        (term(START), FROM(row)),
         (term(LEN), LENGTH(row)),
+        (term(SEQ), TO(row)),
+        (term(DONE), COMPUTED(row)),
         (term(BEGIN), OFFSET(row)),
         (term(END), OFFSET(row + 1)),
     )
@@ -117,20 +123,33 @@ def any_number_of_rows() -> Iterable[Lemma]:
         for k in (z3.IntVal(0), K, J)
     ]
     pack = (ROWS >= 1, *accepted)
+    unlike = (
+        z3.And(
+            ROWS >= 3,
+            0 < K,
+            K < J,
+            J < ROWS,
+            LENGTH(K) != LENGTH(J),
+            LENGTH(K) != LENGTH(z3.IntVal(0)),
+            FROM(K) != FROM(J),
+        ),
+    )
     # Z3 is asked for one step at a time; what the step before gave is a hypothesis.
     total = z3.Function("tokens before", INT, INT)
     sums = (total(z3.IntVal(0)) == 0, total(J + 1) == total(J) + LENGTH(J))
     inside = (0 <= J, J < ROWS)
-    yield Lemma("offsets are sums of lengths: the first", OFFSET(0) == total(0), (*pack, *sums))
+    yield Lemma("offsets are sums of lengths: the first", OFFSET(0) == total(0), (*pack, *sums), unlike)
     yield Lemma(
         "offsets are sums of lengths: from each to the next",
         OFFSET(J + 1) == total(J + 1),
         (*pack, *sums, *inside, OFFSET(J) == total(J)),
+        unlike,
     )
     yield Lemma(
         "offsets rise: from each to the next",
         OFFSET(K) < OFFSET(J + 1),
         (*pack, *inside, 0 <= K, K <= J, z3.Or(K == J, OFFSET(K) < OFFSET(J))),
+        unlike,
     )
     rise = z3.And(
         [
@@ -142,20 +161,23 @@ def any_number_of_rows() -> Iterable[Lemma]:
         "no token belongs to two rows",
         z3.Not(z3.And(OFFSET(K) <= TOKEN, TOKEN < OFFSET(K + 1), OFFSET(J) <= TOKEN, TOKEN < OFFSET(J + 1))),
         (*pack, rise, 0 <= K, K < J, J < ROWS),
+        unlike,
     )
     yield Lemma(
         "every row lies within the pack",
         z3.And(0 <= OFFSET(K), OFFSET(K + 1) <= OFFSET(ROWS)),
         (*pack, rise, 0 <= K, K < ROWS),
+        unlike,
     )
     covered = z3.Or(TOKEN < OFFSET(J), z3.And(OFFSET(J) <= TOKEN, TOKEN < OFFSET(J + 1)))
     yield Lemma(
         "every token belongs to a row: those before the next offset",
         covered,
         (*pack, *inside, 0 <= TOKEN, TOKEN < OFFSET(J + 1)),
+        unlike,
     )
     good = z3.And(OFFSET(0) == 0, OFFSET(J + 1) == OFFSET(J) + LENGTH(J))
-    others = (term(SEQ) == term(START) + LENGTH(J), term(START) == term(DONE))
+    others = (TO(J) == FROM(J) + LENGTH(J), FROM(J) == COMPUTED(J))
     yield Lemma(
         "whatever lies end to end from 0 is accepted, row by row", row_fine(J), (*inside, good, *others)
     )
