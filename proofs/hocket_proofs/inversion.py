@@ -14,13 +14,9 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from hocket.kv import counts
-from hocket.runner import packed_rules
-from hocket.sched import kernel
 from hocket_proofs.symbolic.prover import PROVED, Lemma, prove
 from hocket_proofs.theorems import DECISIONS, THEOREMS, Theorem
-
-MODULES = (kernel, counts, packed_rules)
+from hocket_proofs.theorems.translation import MODULES
 
 
 class Branch(NamedTuple):

@@ -11,7 +11,7 @@ from hocket.cli.main import main
 from hocket.core.config import SchedulerConfig, WaitingBound
 from hocket.kv import counts
 from hocket.kv.counts import PoolCounts
-from hocket.runner import packed_rules
+from hocket.runner import packed_rules, ring_rules
 from hocket.sched import kernel
 from hocket.sched.kernel import Epochs, Progress, Turn
 from hocket_kernels import slot_rule
@@ -136,6 +136,7 @@ FAULTS: dict[str, Fault] = {
         "columns_returned",
         lambda start, window, size: -(-(start - window) // size) if start > window else 0,
     ),
+    "ring.never_shared": (ring_rules, "buffer_of", lambda step, buffers: step % (buffers - 1)),
     "slots.injective": (
         slot_rule,
         "physical_row",

@@ -10,6 +10,7 @@ KERNELS = [
     "impl/hocket/sched/kernel.py",
     "impl/hocket/kv/counts.py",
     "impl/hocket/runner/packed_rules.py",
+    "impl/hocket/runner/ring_rules.py",
     "impl/hocket/runner/slot_rules.py",
 ]
 

@@ -4,7 +4,8 @@
 `AcceleratorRuntime` is the same for whatever `torch.accelerator` stands for. What the runner asks of both:
 
 * `put` takes a step's host inputs to the device. On an accelerator they go through a ring of pinned staging
-  buffers, one more than steps are in flight; an event says when a buffer was read and may be written again.
+  buffers, one more than steps are in flight, which take turns (`ring_rules`); an event says when a buffer was
+  read and may be written again.
 * `fetch` brings a step's results back, on a stream of their own, so that they do not wait for later steps.
   Nobody waits until somebody asks for the values.
 * `largest` is the greatest value of a tensor where looking is free, else a bound that is known anyway.
@@ -20,6 +21,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from hocket.runner.ring_rules import buffer_of, ring_size
 
 Array = NDArray[Any]
 
@@ -177,13 +180,14 @@ class AcceleratorRuntime(DeviceRuntime):
 
     def __init__(self, device: torch.device, steps: int) -> None:
         super().__init__(device)
-        self._ring = [_StagingBuffer() for _ in range(steps + 1)]
+        self._ring = [_StagingBuffer() for _ in range(ring_size(steps))]
+        self._next_step = 0
         self._copies = torch.Stream(device)
 
     def put(self, arrays: Mapping[str, Array]) -> dict[str, Tensor]:
         """One copy for each dtype."""
-        buffer = self._ring.pop(0)
-        self._ring.append(buffer)
+        buffer = self._ring[buffer_of(self._next_step, len(self._ring))]
+        self._next_step += 1
         buffer.acquire()
         by_dtype: dict[torch.dtype, list[str]] = {}
         for name, array in arrays.items():

@@ -109,6 +109,12 @@ THEOREMS: tuple[Theorem, ...] = (
         ("slots.injective",),
     ),
     Theorem(
+        "S6 no-write-after-free",
+        "no two steps in flight share a staging buffer, and the one that is filled is none of theirs, "
+        "at any pipeline depth",
+        ("ring.never_shared",),
+    ),
+    Theorem(
         "S7 window-history",
         "a windowed group keeps every token that a row from processed progress on "
         "reads, and returns what none reads, for any window and block size",

@@ -15,14 +15,15 @@ from typing import Any
 import z3
 
 from hocket.kv import counts
-from hocket.runner import packed_rules
+from hocket.runner import packed_rules, ring_rules
 from hocket.sched import kernel
 from hocket_proofs.symbolic.lifting import Lifted, leaves, lift, symbols
 from hocket_proofs.symbolic.prover import Lemma
 from hocket_proofs.symbolic.syntax import translate
 from hocket_proofs.symbolic.values import evaluate, term
 
-MODULES = (kernel, counts, packed_rules)
+MODULES = (kernel, counts, packed_rules, ring_rules)
+"""The modules that hold decisions and nothing else."""
 
 NOT_LIFTED = {
     "capacity_need": "a loop over starts whose number is not known beforehand: its parts are lifted instead",
@@ -32,7 +33,7 @@ NOT_TRANSLATED = NOT_LIFTED | {
 }
 
 SIZE = 2  # entries of tuples: pools, groups, gains
-POSITIVE = ("block_size", "alignment", "period")
+POSITIVE = ("block_size", "alignment", "period", "buffers")
 SAMPLES = 24
 
 
