@@ -11,7 +11,7 @@ from hocket.cli.main import main
 from hocket.core.config import SchedulerConfig, WaitingBound
 from hocket.kv import counts
 from hocket.kv.counts import PoolCounts
-from hocket.runner import packed_rules, ring_rules
+from hocket.runner import packed_rules, ring_rules, slot_rules
 from hocket.sched import kernel
 from hocket.sched.kernel import Epochs, Progress, Turn
 from hocket_kernels import slot_rule
@@ -137,6 +137,13 @@ FAULTS: dict[str, Fault] = {
         lambda start, window, size: -(-(start - window) // size) if start > window else 0,
     ),
     "ring.never_shared": (ring_rules, "buffer_of", lambda step, buffers: step % (buffers - 1)),
+    "slot_assignment.invariant": (
+        slot_rules,
+        "between",
+        lambda below, slot, above: max(below, min(slot, above - 1)),
+    ),
+    "slot_assignment.newcomers": (slot_rules, "enough", lambda free, newcomers: newcomers <= free + 1),
+    "slot_assignment.loops": (slot_rules, "is_given", lambda place, newcomers: place < newcomers - 1),
     "slots.injective": (
         slot_rule,
         "physical_row",

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hocket.core.config import KVCacheConfig
 from hocket.runner.api import NewRequest, RunnerError
-from hocket.runner.slot_rules import enough, lowest
+from hocket.runner.slot_rules import enough, lowest, others, with_freed
 
 IntArray = NDArray[np.int32]
 
@@ -60,7 +59,7 @@ class SlotTable:
         }
         self.columns = {g.name: np.zeros(max_slots, dtype=np.int64) for g in self.groups}
         self._slot_of: dict[str, int] = {}
-        self._free = list(range(max_slots))  # a heap
+        self._free = tuple(range(max_slots))  # in ascending order
 
     @property
     def num_free(self) -> int:
@@ -80,7 +79,9 @@ class SlotTable:
         """The slots that the next `count` newcomers would get after `dropped` have left; `RunnerError` if too
         few.
         """
-        free = tuple(sorted([*self._free, *(self._slot_of[r] for r in dropped)]))
+        free = self._free
+        for request_id in dropped:
+            free = with_freed(free, self._slot_of[request_id])
         if not enough(len(free), count):
             raise RunnerError(f"{count} new rows need a slot, {len(free)} of {len(self.epochs)} are free")
         return list(lowest(free, count))
@@ -93,12 +94,13 @@ class SlotTable:
         for group in self.groups:
             self.tables[group.name][slot] = 0
             self.columns[group.name][slot] = 0
-        heappush(self._free, slot)
+        self._free = with_freed(self._free, slot)
 
     def occupy(self, request_id: str, epoch: int, slot: int) -> None:
         """Give the lowest free slot, which is `slot`, to a new incarnation."""
-        lowest = heappop(self._free)
-        assert lowest == slot, f"slot {slot} was reserved, {lowest} is the lowest free one"
+        given = lowest(self._free, 1)
+        assert given == (slot,), f"slot {slot} was reserved, of {self._free} the lowest is given"
+        self._free = others(self._free, 1)
         self._slot_of[request_id] = slot
         self.epochs[slot] = epoch
 

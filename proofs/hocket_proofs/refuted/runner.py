@@ -8,6 +8,7 @@ import numpy as np
 
 from hocket.core.phase import Phase
 from hocket.runner import packed, simulated
+from hocket.runner.slot_rules import with_freed
 from hocket.runner.slots import SlotTable
 from hocket_proofs.refuted.fault import SIMULATION, Fault, Patch
 
@@ -18,7 +19,7 @@ def stale_table_tail(patch: Patch) -> None:
     def drop(self: SlotTable, request_id: str) -> None:
         slot = self._slot_of.pop(request_id)
         self.epochs[slot] = -1
-        self._free.append(slot)
+        self._free = with_freed(self._free, slot)
 
     patch.set(SlotTable, "drop", drop)
     patch.wrap(SlotTable, "grown_tables", lambda real: lambda self, slots, fresh, added: real(

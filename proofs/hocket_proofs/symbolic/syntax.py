@@ -189,7 +189,7 @@ class _Body:
             condition = as_bool(self.value(node.test, names))
             return choose(condition, self.value(node.body, names), self.value(node.orelse, names))
         if isinstance(node, ast.Tuple):
-            return tuple(self.value(part, names) for part in node.elts)
+            return tuple(entry for part in node.elts for entry in self._parts(part, names))
         if isinstance(node, ast.GeneratorExp):
             return tuple(self._generated(node, names))
         if isinstance(node, ast.Subscript) and isinstance(place := self.value(node.slice, names), int):
@@ -197,6 +197,12 @@ class _Body:
         if isinstance(node, ast.Call):
             return self._call(node, names)
         raise Inexpressible(type(node).__name__)
+
+    def _parts(self, node: ast.expr, names: Names) -> tuple[Any, ...]:
+        """What one place of a written tuple stands for: an entry, or all those of a tuple with a star."""
+        if isinstance(node, ast.Starred):
+            return _entries(self.value(node.value, names))
+        return (self.value(node, names),)
 
     def _comparison(self, node: ast.Compare, names: Names) -> Any:
         values = [self.value(side, names) for side in (node.left, *node.comparators)]

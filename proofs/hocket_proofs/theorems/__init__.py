@@ -115,6 +115,12 @@ THEOREMS: tuple[Theorem, ...] = (
         ("ring.never_shared",),
     ),
     Theorem(
+        "S6 no-write-after-free",
+        "free slots are in ascending order and nobody's, newcomers get slots of their own, and no slot has "
+        "two owners, for any number of slots and requests",
+        ("slot_assignment.invariant", "slot_assignment.newcomers", "slot_assignment.loops"),
+    ),
+    Theorem(
         "S7 window-history",
         "a windowed group keeps every token that a row from processed progress on "
         "reads, and returns what none reads, for any window and block size",

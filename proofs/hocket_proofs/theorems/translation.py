@@ -15,14 +15,14 @@ from typing import Any
 import z3
 
 from hocket.kv import counts
-from hocket.runner import packed_rules, ring_rules
+from hocket.runner import packed_rules, ring_rules, slot_rules
 from hocket.sched import kernel
 from hocket_proofs.symbolic.lifting import Lifted, leaves, lift, symbols
 from hocket_proofs.symbolic.prover import Lemma
 from hocket_proofs.symbolic.syntax import translate
 from hocket_proofs.symbolic.values import evaluate, term
 
-MODULES = (kernel, counts, packed_rules, ring_rules)
+MODULES = (kernel, counts, packed_rules, ring_rules, slot_rules)
 """The modules that hold decisions and nothing else."""
 
 NOT_LIFTED = {
@@ -30,6 +30,8 @@ NOT_LIFTED = {
 }
 NOT_TRANSLATED = NOT_LIFTED | {
     "designate": "it leaves a loop early, and how many victims it names depends on the numbers",
+    "lowest": "how many slots it names depends on the numbers",
+    "others": "how many slots it names depends on the numbers",
 }
 
 SIZE = 2  # entries of tuples: pools, groups, gains
