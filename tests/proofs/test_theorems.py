@@ -108,6 +108,13 @@ FAULTS: dict[str, Fault] = {
         lambda done, window, size, columns: min(columns, max(0, done + 1 - window) // size) if window else 0,
     ),
     "windows.growth": (kernel, "columns_for", lambda tokens, size: tokens // size + 1),
+    "victims.search": (kernel, "helps", lambda gain, need, within: any(more > 1 for more in gain)),
+    "victims.sparing": (
+        kernel,
+        "is_superfluous",
+        lambda need, covered, gain, designated: designated and kernel.fits(need, covered),
+    ),
+    "victims.turns": (kernel, "victims", lambda need, within, gains: tuple(True for _ in gains)),
     "victims.all_shapes": (
         kernel,
         "designate",

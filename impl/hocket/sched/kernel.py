@@ -311,29 +311,51 @@ def helps(gain: Vector, need: Vector, within: Vector) -> bool:
     return any(want > have and more > 0 for want, have, more in zip(need, within, gain, strict=True))
 
 
-def designate(need: Vector, within: Vector, gains: tuple[Vector, ...]) -> tuple[int, ...]:
-    """Indices of `gains` (of strict juniors, most junior first) that cover `need` together with `within`; ()
-    if none do.
+def is_designated(need: Vector, within: Vector, covered: Vector, gain: Vector) -> bool:
+    """Whether the next junior is designated: what is `covered` so far does not suffice, and it helps."""
+    return not fits(need, covered) and helps(gain, need, within)
 
-    From the most junior upward, then superfluous ones are dropped, most senior first: no proper subset
-    suffices.
+
+def with_gain(covered: Vector, gain: Vector, designated: bool) -> Vector:
+    """What is covered once a junior has been looked at."""
+    return add(covered, gain) if designated else covered
+
+
+def is_superfluous(need: Vector, covered: Vector, gain: Vector, designated: bool) -> bool:
+    """Whether a junior was designated in vain: the others cover `need` without its `gain`."""
+    return designated and fits(need, subtract(covered, gain))
+
+
+def without_gain(covered: Vector, gain: Vector, superfluous: bool) -> Vector:
+    """What is covered once a superfluous one has been dropped again."""
+    return subtract(covered, gain) if superfluous else covered
+
+
+def victims(need: Vector, within: Vector, gains: tuple[Vector, ...]) -> tuple[bool, ...]:
+    """Of each strict junior, most junior first, whether it is a victim: `gains` say what they give.
+
+    Designated from the most junior upward until they cover `need` together with `within`, then superfluous
+    ones are dropped, most senior first: no proper subset suffices. None are if all together do not suffice.
     """
-    chosen: tuple[int, ...] = ()
     covered = within
-    for index, gain in enumerate(gains):
-        if fits(need, covered):
-            break
-        if helps(gain, need, within):
-            chosen = (*chosen, index)
-            covered = add(covered, gain)
+    designated: tuple[bool, ...] = ()
+    for gain in gains:
+        more = is_designated(need, within, covered, gain)
+        designated = (*designated, more)
+        covered = with_gain(covered, gain, more)
     if not fits(need, covered):
-        return ()
-    for index in reversed(chosen):
-        without = subtract(covered, gains[index])
-        if fits(need, without):
-            chosen = tuple(i for i in chosen if i != index)
-            covered = without
-    return chosen
+        return tuple(False for _ in gains)
+    kept: tuple[bool, ...] = ()
+    for gain, chosen in zip(reversed(gains), reversed(designated), strict=True):
+        superfluous = is_superfluous(need, covered, gain, chosen)
+        kept = (chosen and not superfluous, *kept)
+        covered = without_gain(covered, gain, superfluous)
+    return kept
+
+
+def designate(need: Vector, within: Vector, gains: tuple[Vector, ...]) -> tuple[int, ...]:
+    """Indices of the `victims` among `gains`; () if there are none."""
+    return tuple(index for index, victim in enumerate(victims(need, within, gains)) if victim)
 
 
 def seats_taken(running: int, preempted: int, admitted: int) -> int:

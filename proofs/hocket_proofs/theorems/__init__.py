@@ -166,6 +166,13 @@ THEOREMS: tuple[Theorem, ...] = (
     ),
     Theorem(
         "L6 minimal-preemption",
+        "victims suffice, none is superfluous, so that no proper subset suffices, they are sought from the "
+        "most junior upward, and there are none only if all together do not suffice or none is needed",
+        ("victims.search", "victims.sparing", "victims.turns", "sums.part_of_sum", "sums.one_left_out"),
+        scope="any number of juniors, up to four pools",
+    ),
+    Theorem(
+        "L6 minimal-preemption",
         "victims suffice, no proper subset of them does, and they are the most junior that do",
         ("victims.all_shapes",),
         EXHAUSTED,

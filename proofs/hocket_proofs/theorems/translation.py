@@ -29,7 +29,7 @@ NOT_LIFTED = {
     "capacity_need": "a loop over starts whose number is not known beforehand: its parts are lifted instead",
 }
 NOT_TRANSLATED = NOT_LIFTED | {
-    "designate": "it leaves a loop early, and how many victims it names depends on the numbers",
+    "designate": "how many victims it names depends on the numbers",
     "lowest": "how many slots it names depends on the numbers",
     "others": "how many slots it names depends on the numbers",
 }

@@ -1,20 +1,22 @@
-"""Whom a blocked row may preempt, for any numbers of blocks, but few juniors and pools at a time (L6).
+"""Whom a blocked row may preempt (L6), for any numbers of blocks and juniors.
 
-How many victims `designate` names depends on the numbers, and its loops run over all juniors, so that it is
-looked at path by path for a fixed number of them.
+The loops over juniors are proved turn by turn: an invariant says what is known before an arbitrary turn, and
+the shipped functions of that turn keep it. That the shipped loops are made of these turns is shown for any
+functions in their place, with up to three juniors. Besides, the whole is looked at path by path, for few.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import z3
 
 from hocket.sched import kernel
 from hocket.sched.kernel import Vector
-from hocket_proofs.symbolic.lifting import lift, run, symbol
+from hocket_proofs.symbolic.lifting import Lifted, boolean, lift, run, symbol
 from hocket_proofs.symbolic.prover import Lemma
 from hocket_proofs.symbolic.values import term
 
@@ -66,3 +68,231 @@ def minimal_victims(juniors: int, pools: int) -> Iterable[Lemma]:
 def all_shapes() -> Iterable[Lemma]:
     """Every number of juniors and pools in turn."""
     return chain.from_iterable(minimal_victims(*shape) for shape in SHAPES)
+
+
+POOLS = (1, 2, 3, 4)
+
+
+class Turn(NamedTuple):
+    """One arbitrary turn of a loop of `victims`, for so many pools. everybody: what all juniors looked at so
+    far would cover together; kept: the gain of any one that was kept before.
+    """
+
+    need: Vector
+    within: Vector
+    covered: Vector
+    gain: Vector
+    everybody: Vector
+    kept: Vector
+    sane: Any
+
+
+def a_turn(pools: int) -> Turn:
+    """Arbitrary numbers; needs and gains are counts."""
+    vectors = {name: symbol(Vector, name, pools) for name in Turn._fields[:-1]}
+    counts = chain(vectors["need"], vectors["gain"], vectors["kept"])
+    return Turn(**vectors, sane=z3.And([term(count) >= 0 for count in counts]))
+
+
+def suffices(need: Vector, have: Any) -> Any:
+    """The shipped verdict."""
+    return term(run(kernel.fits, need, have))
+
+
+def plus(a: Vector, b: Vector) -> Vector:
+    """Pool by pool."""
+    return tuple(x + y for x, y in zip(a, b, strict=True))
+
+
+def minus(a: Vector, b: Vector) -> Vector:
+    """Pool by pool."""
+    return tuple(x - y for x, y in zip(a, b, strict=True))
+
+
+def equal(a: Any, b: Any) -> Any:
+    """Pool by pool."""
+    return z3.And([term(x) == term(y) for x, y in zip(a, b, strict=True)])
+
+
+def at_most(a: Any, b: Any) -> Any:
+    """Pool by pool."""
+    return z3.And([term(x) <= term(y) for x, y in zip(a, b, strict=True)])
+
+
+def search_holds(turn: Turn, covered: Any, everybody: Any) -> Any:
+    """While what is covered does not suffice, it is what everybody so far gives of the scarce pools."""
+    scarce = [
+        z3.Implies(term(n) > term(w), term(c) == term(e))
+        for n, w, c, e in zip(turn.need, turn.within, covered, everybody, strict=True)
+    ]
+    short = z3.Not(suffices(turn.need, covered))
+    return z3.And(
+        at_most(turn.within, covered), at_most(covered, everybody), z3.Implies(short, z3.And(scarce))
+    )
+
+
+def search() -> Iterable[Lemma]:
+    """The first loop, from the most junior upward."""
+    for pools in POOLS:
+        turn, of = a_turn(pools), f"({pools} pools)"
+        need, within, covered, gain, everybody = turn[:5]
+        more = run(kernel.is_designated, need, within, covered, gain)
+        after = run(kernel.with_gain, covered, gain, more)
+        given = (turn.sane, search_holds(turn, covered, everybody))
+        short, helps = z3.Not(suffices(need, covered)), term(run(kernel.helps, gain, need, within))
+        yield Lemma(f"before the first junior {of}", search_holds(turn, within, within), (turn.sane,))
+        yield Lemma(
+            f"kept by every junior {of}", search_holds(turn, after, run(plus, everybody, gain)), given
+        )
+        yield Lemma(
+            f"the next junior is designated iff what is covered does not suffice and it helps {of}",
+            term(more) == z3.And(short, helps),
+        )
+        yield Lemma(
+            f"what a designated junior gives is covered, and nothing else {of}",
+            z3.If(term(more), equal(after, run(plus, covered, gain)), equal(after, covered)),
+        )
+        yield Lemma(
+            f"while the designated do not suffice, nor do all juniors so far {of}",
+            z3.Implies(short, z3.Not(suffices(need, everybody))),
+            given,
+        )
+        yield Lemma(
+            f"all that are more junior than a designated one do not suffice {of}",
+            z3.Not(suffices(need, everybody)),
+            (*given, term(more)),
+        )
+        yield Lemma(
+            f"whose that suffice, somebody is among them unless nobody is needed {of}",
+            z3.Or(suffices(need, within), z3.Not(equal(covered, within))),
+            (*given, suffices(need, covered)),
+        )
+
+
+def sparing() -> Iterable[Lemma]:
+    """The second loop, from the most senior downward; `kept` is any one that stayed in an earlier turn."""
+    for pools in POOLS:
+        turn, of, chosen = a_turn(pools), f"({pools} pools)", boolean("designated")
+        need, within, covered, gain, kept = turn.need, turn.within, turn.covered, turn.gain, turn.kept
+        vain = run(kernel.is_superfluous, need, covered, gain, chosen)
+        after = run(kernel.without_gain, covered, gain, vain)
+        stays = z3.And(term(chosen), z3.Not(term(vain)))
+        given = (turn.sane, suffices(need, covered))
+        yield Lemma(f"whoever is left suffices {of}", suffices(need, after), given)
+        yield Lemma(
+            f"without one that stays the others do not suffice {of}",
+            z3.Implies(stays, z3.Not(suffices(need, run(minus, after, gain)))),
+            given,
+        )
+        yield Lemma(
+            f"nor without one that stayed before {of}",
+            z3.Not(suffices(need, run(minus, after, kept))),
+            (*given, z3.Not(suffices(need, run(minus, covered, kept)))),
+        )
+        yield Lemma(
+            f"what a superfluous junior gives is not covered any more, and all else is {of}",
+            z3.If(term(vain), equal(after, run(minus, covered, gain)), equal(after, covered)),
+        )
+        yield Lemma(f"nobody else is superfluous {of}", z3.Implies(term(vain), term(chosen)))
+        before = run(minus, covered, gain)
+        yield Lemma(
+            f"the last one that was designated is a victim {of}",
+            z3.Implies(term(chosen), stays),
+            (*given, z3.Not(suffices(need, before))),
+        )
+        fewer = turn.everybody
+        yield Lemma(
+            f"no set without one that stays suffices {of}",
+            z3.Not(suffices(need, fewer)),
+            (*given, stays, at_most(fewer, run(minus, after, gain))),
+        )
+        scarce = [
+            z3.And(term(n) > term(w), term(n) > 0, term(g) > 0)
+            for n, w, g in zip(need, within, gain, strict=True)
+        ]
+        yield Lemma(
+            f"one that stays has blocks of a pool in which something is asked and short {of}",
+            z3.Or(scarce),
+            (*given, stays, at_most(within, run(minus, after, gain))),
+        )
+
+
+class Question(NamedTuple):
+    """What `victims` asks in a turn: which function, of what, and what it is told."""
+
+    function: str
+    given: tuple[Any, ...]
+    told: Any
+
+
+def answered(questions: list[Question], function: Callable[..., Any], *given: Any) -> Lifted:
+    """A shipped function, lifted while whatever it asks is answered by the list, question by question."""
+    asked: list[str] = []
+
+    def answer(name: str, *of: Any) -> Any:
+        expected, wanted, told = questions[len(asked)]
+        asked.append(name)
+        if (
+            name != expected
+            or len(of) != len(wanted)
+            or any(g is not w for g, w in zip(of, wanted, strict=True))
+        ):
+            raise ValueError(f"{name} is asked of other things than {expected}")
+        return told
+
+    def watched() -> Any:
+        asked.clear()
+        return function(*given)
+
+    names = {question.function for question in questions}
+    real = {name: vars(kernel)[name] for name in names}
+    vars(kernel).update({name: partial(answer, name) for name in names})
+    try:
+        return lift(watched)
+    finally:
+        vars(kernel).update(real)
+
+
+def wired(juniors: int) -> Lemma:
+    """`victims` as it ships, with anything for the functions of its turns: it asks them junior by junior,
+    hands on what it is told, and makes its verdicts of theirs.
+    """
+    need, within = symbol(Vector, "need", 1), symbol(Vector, "within", 1)
+    gains = tuple(symbol(Vector, f"gain {k}", 1) for k in range(juniors))
+    covered = (within, *(symbol(Vector, f"covered {k}", 1) for k in range(juniors)))
+    left = (covered[-1], *(symbol(Vector, f"left {k}", 1) for k in range(juniors)))
+    more = tuple(boolean(f"designated {k}") for k in range(juniors))
+    vain = tuple(boolean(f"superfluous {k}") for k in range(juniors))
+    enough = boolean("enough")
+    questions: list[Question] = []
+    for k in range(juniors):
+        questions.append(Question("is_designated", (need, within, covered[k], gains[k]), more[k]))
+        questions.append(Question("with_gain", (covered[k], gains[k], more[k]), covered[k + 1]))
+    questions.append(Question("fits", (need, covered[-1]), enough))
+    for k, j in enumerate(reversed(range(juniors))):
+        questions.append(Question("is_superfluous", (need, left[k], gains[j], more[j]), vain[j]))
+        questions.append(Question("without_gain", (left[k], gains[j], vain[j]), left[k + 1]))
+    found = answered(questions, kernel.victims, need, within, gains).terms()
+    wanted = [z3.And(term(enough), term(m), z3.Not(term(v))) for m, v in zip(more, vain, strict=True)]
+    return Lemma(
+        f"a victim is who is designated and not superfluous, if all of them suffice ({juniors} juniors)",
+        z3.And([one == other for one, other in zip(found, wanted, strict=True)]),
+    )
+
+
+def turns() -> Iterable[Lemma]:
+    """The loops of `victims` are made of the turns above, and `designate` names its victims."""
+    for juniors in range(4):
+        yield wired(juniors)
+        needed, gains = (
+            symbol(Vector, "need", 1),
+            tuple(symbol(Vector, f"gain {k}", 1) for k in range(juniors)),
+        )
+        verdicts = tuple(boolean(f"victim {k}") for k in range(juniors))
+        asked = [Question("victims", (needed, needed, gains), verdicts)]
+        for path in answered(asked, kernel.designate, needed, needed, gains).paths:
+            yield Lemma(
+                f"{path.result} of {juniors} juniors are named iff they are the victims",
+                z3.And([term(verdict) == z3.BoolVal(k in path.result) for k, verdict in enumerate(verdicts)]),
+                (path.condition,),
+            )
