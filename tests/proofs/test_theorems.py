@@ -125,6 +125,16 @@ FAULTS: dict[str, Fault] = {
         "first_entry",
         lambda first, reach, size: first + (reach - first) % size,
     ),
+    "capacity.fold": (
+        kernel,
+        "larger_need",
+        lambda need, groups, start, reach, total: kernel.blocks_of_all_at(groups, start, reach, total),
+    ),
+    "sums.rows_in_flight": (
+        kernel,
+        "reserved_tokens",
+        lambda phase, length, samples: length if phase == kernel.DECODE else 1 if samples else -1,
+    ),
     "capacity.tables": (
         kernel,
         "blocks_at",

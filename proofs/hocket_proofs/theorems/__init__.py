@@ -87,8 +87,8 @@ THEOREMS: tuple[Theorem, ...] = (
     Theorem(
         "S5 block-conservation",
         "the starts that the capacity formula looks at are enough: no start needs "
-        "more, windows and drafts included",
-        ("capacity.enough_starts", "capacity.loop_body", "capacity.whole_loop"),
+        "more, windows and drafts included; of any number of them the largest need is kept",
+        ("capacity.enough_starts", "capacity.loop_body", "capacity.whole_loop", "capacity.fold"),
     ),
     Theorem(
         "S5 block-conservation",
@@ -131,7 +131,7 @@ THEOREMS: tuple[Theorem, ...] = (
         "S8 token-accounting",
         "placeholders are the tokens reserved in flight, every row's tokens belong "
         "to the next positions, outputs never shrink; for any number of rows in flight",
-        ("progress.accounting", "progress.order"),
+        ("progress.accounting", "progress.order", "sums.rows_in_flight"),
     ),
     Theorem(
         "S9 budgets",

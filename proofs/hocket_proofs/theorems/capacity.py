@@ -2,14 +2,15 @@
 
 Need is a sum over the groups of a pool, so that what holds of every group at two starts holds of the sum; a
 group stands for any number of them. `capacity_need` itself is a loop over starts whose number is not known
-beforehand: proved is that the starts which it is told to look at are enough, and, with one arbitrary start in
-place of each loop's starts, that it keeps the largest need that it meets. That it then keeps the largest of
-any number of them, and that `range` visits what it is told to, is taken for granted.
+beforehand: proved is that the starts which it is told to look at are enough, that each turn keeps the larger
+of what it was given and what it meets, and, by induction over the turns, that the largest of any number is
+kept. That `range` visits what it is told to is taken for granted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from hocket_proofs.symbolic.prover import Lemma
 from hocket_proofs.symbolic.values import FLOOR, quotients, term
 from hocket_proofs.theorems.arithmetic import ordered, products_ordered, quotient, shifted
 
+INT = z3.IntSort()
 GROUP: Group = symbol(Group, "group", 0)
 START, REACH, TOTAL, PERIOD = (integer(n) for n in ("start", "reach", "total", "period"))
 SIZE, WINDOW = term(GROUP.block_size), term(GROUP.window)
@@ -141,16 +143,24 @@ def visiting(groups: tuple[Group, ...]) -> tuple[Any, ...]:
             raise ValueError("need of other groups")
         return symbolic(NEED_AT(*map(term, where)))
 
-    real = kernel.blocks_of_all_at
-    vars(kernel).update(range=any_start, blocks_of_all_at=any_need)
-    try:
+    with shipped_with(range=any_start, blocks_of_all_at=any_need):
         return (kernel.capacity_need(groups, TOTAL, REACH, PERIOD), *told)
+
+
+@contextmanager
+def shipped_with(**others: Any) -> Iterator[None]:
+    """The kernel with other functions for some that it asks."""
+    real = {name: vars(kernel)[name] for name in others if name in vars(kernel)}
+    vars(kernel).update(others)
+    try:
+        yield
     finally:
-        vars(kernel).update(blocks_of_all_at=real)
-        del vars(kernel)["range"]
+        for name in others:
+            del vars(kernel)[name]
+        vars(kernel).update(real)
 
 
-NEED_AT = z3.Function("need at", *[z3.IntSort()] * 4)
+NEED_AT = z3.Function("need at", *[INT] * 4)
 
 
 def whole_loop() -> Iterable[Lemma]:
@@ -170,6 +180,79 @@ def whole_loop() -> Iterable[Lemma]:
     met = [NEED_AT(term(start), F, N) for start in (first, *(visited for *_, visited in told))]
     yield Lemma("no need that was met is larger", z3.And([term(need) >= one for one in met]))
     yield Lemma("the result is a need that was met", z3.Or([term(need) == one for one in met]))
+
+
+LARGER = z3.Function("larger", INT, INT, INT)
+KEPT, MET, AT = (
+    z3.Function(name, INT, INT) for name in ("need kept before turn", "need met in turn", "met at")
+)
+TURN, EARLIER = z3.Ints("turn earlier_turn")
+
+
+def threaded(groups: tuple[Group, ...], starts: int) -> tuple[Any, Any]:
+    """`capacity_need` with so many starts to a group, and anything for what a turn keeps: the result, and
+    what it is if each turn goes on from the one before.
+    """
+    visited: list[Any] = []
+
+    def some_starts(low: Any, high: Any, step: Any) -> list[Any]:
+        new = [integer(f"visited {len(visited) + k}") for k in range(starts)]
+        visited.extend(new)
+        return new
+
+    def kept(need: Any, of: tuple[Group, ...], start: Any, reach: Any, total: Any) -> Any:
+        if of is not groups or reach is not REACH or total is not TOTAL:
+            raise ValueError("need of something else")
+        return symbolic(LARGER(term(need), term(start)))
+
+    def first(of: tuple[Group, ...], start: Any, reach: Any, total: Any) -> Any:
+        return symbolic(NEED_AT(*map(term, (start, reach, total))))
+
+    def need() -> Any:
+        visited.clear()
+        with shipped_with(range=some_starts, larger_need=kept, blocks_of_all_at=first):
+            return kernel.capacity_need(groups, TOTAL, REACH, PERIOD)
+
+    found = term(run(need))
+    begin = run(kernel.first_start, run(kernel.last_start, TOTAL, REACH), PERIOD)
+    expected = NEED_AT(term(begin), F, N)
+    for start in visited:
+        expected = LARGER(expected, term(start))
+    return found, expected
+
+
+def fold() -> Iterable[Lemma]:
+    """The largest of any number of turns is kept: `KEPT(k)` is what turn k begins with, `MET(k)` what it
+    meets; before the first turn the need at the first start has been met.
+    """
+    for size, starts in ((0, 2), (1, 0), (1, 1), (1, 3), (2, 2)):
+        groups = tuple(symbol(Group, f"group {k}", 0) for k in range(size))
+        found, expected = threaded(groups, starts)
+        yield Lemma(
+            f"each turn goes on from the one before ({size} groups, {starts} starts)", found == expected
+        )
+
+    def any_need(of: tuple[Group, ...], *where: Any) -> Any:
+        return symbolic(MET(TURN))
+
+    with shipped_with(blocks_of_all_at=any_need):
+        turn = run(kernel.larger_need, symbolic(KEPT(TURN)), (GROUP,), START, REACH, TOTAL)
+    step = (TURN >= 0, KEPT(TURN + 1) == term(turn))
+
+    def largest(before: Any) -> Any:
+        return z3.And(
+            KEPT(before) >= KEPT(0),
+            z3.Implies(z3.And(0 <= EARLIER, EARLIER < before), KEPT(before) >= MET(EARLIER)),
+        )
+
+    def was_met(before: Any) -> Any:
+        return z3.And(AT(before) < before, KEPT(before) == z3.If(AT(before) < 0, KEPT(0), MET(AT(before))))
+
+    yield Lemma("before the first turn nothing larger was met", largest(z3.IntVal(0)))
+    yield Lemma("after any turn nothing larger was met", largest(TURN + 1), (*step, largest(TURN)))
+    where = AT(TURN + 1) == z3.If(KEPT(TURN + 1) == KEPT(TURN), AT(TURN), TURN)
+    yield Lemma("before the first turn what is kept was met", was_met(z3.IntVal(0)), (AT(0) == -1,))
+    yield Lemma("after any turn what is kept was met", was_met(TURN + 1), (*step, where, was_met(TURN)))
 
 
 def shipped(name: str) -> Any:

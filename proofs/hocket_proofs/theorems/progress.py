@@ -1,8 +1,8 @@
 """The counters of one request from admission to its end (S8, S9), and that they come to an end (L5).
 
-The row in question is any one in flight; of the others only sums are known: how many they are, how many
-tokens they have, how many they reserved. Outputs are counted by the length of a list, to which the scheduler
-appends token by token; that is taken for granted here, and tested.
+The row in question is the oldest in flight; of the others only sums are known: how many they are, how many
+tokens they have, how many they reserved. What is used of sums is shown in `sums`. Outputs are counted by the
+length of a list, to which the scheduler appends token by token; that is taken for granted here, and tested.
 """
 
 from __future__ import annotations
@@ -51,11 +51,22 @@ ROW = Sent(integer("phase"), integer("length"), integer("row reserved"))
 ACCEPTED, DRAFTS, MIN_TOKENS = integer("accepted"), integer("drafts"), integer("min_tokens")
 
 
+def sums_are_counts(life: Life) -> Any:
+    """Rows in flight have a token each at least; none have no tokens and reserve none (`sums`)."""
+    rows, tokens, reserved = map(term, life[5:])
+    return z3.And(
+        rows >= 0,
+        tokens >= rows,
+        reserved >= 0,
+        z3.Implies(rows == 0, z3.And(tokens == 0, reserved == 0)),
+    )
+
+
 def life_holds(life: Life) -> Any:
     """What is true of a running request at any time."""
     prompt, limit, replay, outputs = map(term, life[:4])
     computed, processed, placeholders = map(term, life.progress)
-    rows, tokens, reserved = map(term, life[5:])
+    _, tokens, reserved = map(term, life[5:])
     return z3.And(
         prompt >= 1,
         limit >= 1,
@@ -64,10 +75,7 @@ def life_holds(life: Life) -> Any:
         1 <= replay,
         replay <= prompt + outputs,
         processed >= 0,
-        rows >= 0,
-        tokens >= rows,
-        reserved >= 0,
-        z3.Implies(rows == 0, z3.And(tokens == 0, reserved == 0)),
+        sums_are_counts(life),
         computed == processed + tokens,
         placeholders == reserved,
         outputs + placeholders <= limit,
@@ -92,7 +100,7 @@ def sent(life: Life, phase: Any, length: Any) -> Life:
     reserved = kernel.reserved_tokens(phase, length, samples)
     return life._replace(
         progress=kernel.progress_scheduled(life.progress, length, reserved),
-        rows=life.rows + 1,
+        rows=kernel.rows_after_dispatch(life.rows),
         tokens=life.tokens + length,
         reserved=life.reserved + reserved,
     )
@@ -103,7 +111,7 @@ def told(life: Life, row: Sent, accepted: Any) -> Life:
     return life._replace(
         outputs=life.outputs + accepted,
         progress=kernel.progress_after_result(life.progress, True, *row, accepted),
-        rows=life.rows - 1,
+        rows=kernel.rows_after_result(life.rows),
         tokens=life.tokens - row.length,
         reserved=life.reserved - row.reserved,
     )
@@ -139,20 +147,25 @@ def decode_sent() -> tuple[Life, tuple[Any, ...]]:
     )
 
 
+def part_of_all(life: Life, row: Sent) -> Any:
+    """A row in flight is part of the sums, and all of them if it is the only one (`sums`)."""
+    rows, tokens, reserved = map(term, life[5:])
+    _, length, own = map(term, row)
+    others = z3.And(tokens - length >= rows - 1, reserved - own >= 0)
+    return z3.And(rows >= 1, others, z3.Implies(rows == 1, z3.And(tokens == length, reserved == own)))
+
+
 def row_in_flight() -> tuple[Any, ...]:
     """What is known of the oldest row in flight: its shape, that it is part of the sums, and that a chunk
     begins where processed progress ends (`order`).
     """
     phase, length, reserved = map(term, ROW)
-    rows, tokens, all_reserved = map(term, LIFE[5:])
     end = term(LIFE.progress.processed) + length
     shape = z3.Or(
         z3.And(phase == PREFILL, z3.Or(reserved == 0, reserved == 1), end <= term(LIFE.replay)),
         z3.And(phase == DECODE, reserved == length),
     )
-    others = z3.And(tokens - length >= rows - 1, all_reserved - reserved >= 0)
-    alone = z3.Implies(rows == 1, z3.And(tokens == length, all_reserved == reserved))
-    return (life_holds(LIFE), shape, length >= 1, rows >= 1, others, alone)
+    return (life_holds(LIFE), shape, length >= 1, part_of_all(LIFE, ROW))
 
 
 def result() -> tuple[Life, tuple[Any, ...]]:
