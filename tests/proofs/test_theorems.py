@@ -59,6 +59,20 @@ FAULTS: dict[str, Fault] = {
             self.decode_steps_per_turn, self.prefill_steps_per_turn, 9, self.async_depth + 1
         ),
     ),
+    "senior.shortage": (kernel, "uncovered", lambda need, outstanding: 0),
+    "senior.results": (counts, "after_settle", lambda c, n: PoolCounts(c.free, c.owned, c.fenced - n)),
+    "senior.victims_exist": (
+        kernel,
+        "may_take",
+        lambda free, promised, own, aside: free - promised - aside,
+    ),
+    "senior.rows_of_held": (
+        kernel,
+        "may_have_row",
+        lambda phase, runnable, held, gone: runnable == phase and (phase == kernel.DECODE or not held),
+    ),
+    "senior.drained_in_time": (kernel, "has_room", lambda in_flight, depth: in_flight <= depth),
+    "senior.stage": (counts, "after_return", lambda c, n: PoolCounts(c.free, c.owned - n, c.fenced)),
     "rows.homogeneity": (
         kernel,
         "may_have_row",

@@ -31,7 +31,8 @@ class WaitingBound(NamedTuple):
     """How often a waiting head that fits at every call can be passed over."""
     senior_progress: int
     """How often the most senior running request with tokens left can be passed over, where a step holds every
-    ready row of its phase. Where it does not, rows take turns instead (L3), the senior too."""
+    ready row of its phase and no junior ends with a row in flight meanwhile. In narrower steps rows take
+    turns instead (L3), the senior too; a junior that ends so has the senior wait for results once more."""
 
 
 @dataclass(frozen=True, slots=True)

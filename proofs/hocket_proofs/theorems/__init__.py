@@ -184,6 +184,19 @@ THEOREMS: tuple[Theorem, ...] = (
         ("rotation.senior_once_it_fits",),
     ),
     Theorem(
+        "L7 senior-progress",
+        "in part: nobody takes blocks from the next row of the most senior running request, blocked or not, "
+        "and with no row of it in flight all juniors together suffice for it",
+        ("senior.shortage", "senior.results", "senior.victims_exist"),
+    ),
+    Theorem(
+        "L7 senior-progress",
+        "in part: while it designates the same victims, or none as it only waits for results, they are "
+        "drained and its row fits after depth - 1 results at most; once it only waits, it designates nobody "
+        "any more",
+        ("senior.rows_of_held", "senior.drained_in_time", "senior.stage", "senior.waiting"),
+    ),
+    Theorem(
         "all of these",
         "what is proved is said of the functions that ship: every input takes a path, "
         "numbers give the same, and a second translator comes to the same terms",
