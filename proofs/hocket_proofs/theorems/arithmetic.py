@@ -59,13 +59,15 @@ def equal_products(a: Any, b: Any, factor: Any) -> Any:
 
 
 def facts() -> Iterable[Lemma]:
-    """Each of the above, for arbitrary numbers."""
+    """Each of the above, for arbitrary numbers: the order of products first, and the others from it."""
     a, b, d, q = z3.Ints("a b divisor q")
     yield Lemma("equal_products", equal_products(a, b, q))
     yield Lemma("products_ordered", products_ordered(a, b, d))
-    yield Lemma("ordered", ordered(a, b, d))
-    yield Lemma("quotient", quotient(a, d, q))
-    yield Lemma("multiple", multiple(a, d, q))
+    yield Lemma("ordered", ordered(a, b, d), (products_ordered(FLOOR(b, d) + 1, FLOOR(a, d), d),))
+    above = products_ordered(q + 1, FLOOR(a, d), d)
+    below = products_ordered(FLOOR(a, d) + 1, q, d)
+    yield Lemma("quotient", quotient(a, d, q), (above, below))
+    yield Lemma("multiple", multiple(a, d, q), (above, below, equal_products(FLOOR(a, d), q, d)))
     yield Lemma("within_one", within_one(a, d, q), (quotient(a, d, q),))
     yield Lemma(
         "shifted",

@@ -106,7 +106,7 @@ def no_worse(free: Any, promised: Any) -> Any:
 
 
 def shortage() -> Iterable[Lemma]:
-    """Whoever else takes blocks in whichever call: it never takes them from the senior's next row."""
+    """Whatever junior takes blocks, in whichever call: it never takes them from the senior's next row."""
     everything = OWN + OTHERS
     aside = run(kernel.uncovered, NEED, OWN) + MORE
     theirs = run(kernel.outstanding, PROMISE, HELD)
@@ -127,7 +127,7 @@ def shortage() -> Iterable[Lemma]:
         ("that reads its prompt at once", integer("none") * 0),
     ):
         yield Lemma(
-            f"an admission takes nothing from it, {name}",
+            f"an admission of a junior takes nothing from it, {name}",
             no_worse(FREE - ROW, run(kernel.promised_after, everything, 0, left)),
             (*amounts, term(run(kernel.pool_fits, ask, open_to_all))),
         )
