@@ -311,14 +311,24 @@ def helps(gain: Vector, need: Vector, within: Vector) -> bool:
     return any(want > have and more > 0 for want, have, more in zip(need, within, gain, strict=True))
 
 
-def is_designated(need: Vector, within: Vector, covered: Vector, gain: Vector) -> bool:
-    """Whether the next junior is designated: what is `covered` so far does not suffice, and it helps."""
-    return not fits(need, covered) and helps(gain, need, within)
+def is_short(need: Vector, covered: Vector) -> bool:
+    """Whether what is covered does not suffice."""
+    return not fits(need, covered)
+
+
+def is_designated(short: bool, need: Vector, within: Vector, gain: Vector) -> bool:
+    """Whether the next junior is designated: what is covered so far does not suffice, and it helps."""
+    return short and helps(gain, need, within)
 
 
 def with_gain(covered: Vector, gain: Vector, designated: bool) -> Vector:
     """What is covered once a junior has been looked at."""
     return add(covered, gain) if designated else covered
+
+
+def short_after(short: bool, designated: bool, need: Vector, covered: Vector) -> bool:
+    """Whether it is short once a junior has been looked at; looked up anew only if that changed anything."""
+    return is_short(need, covered) if designated else short
 
 
 def is_superfluous(need: Vector, covered: Vector, gain: Vector, designated: bool) -> bool:
@@ -337,13 +347,14 @@ def victims(need: Vector, within: Vector, gains: tuple[Vector, ...]) -> tuple[bo
     Designated from the most junior upward until they cover `need` together with `within`, then superfluous
     ones are dropped, most senior first: no proper subset suffices. None are if all together do not suffice.
     """
-    covered = within
+    covered, short = within, is_short(need, within)
     designated: tuple[bool, ...] = ()
     for gain in gains:
-        more = is_designated(need, within, covered, gain)
+        more = is_designated(short, need, within, gain)
         designated = (*designated, more)
         covered = with_gain(covered, gain, more)
-    if not fits(need, covered):
+        short = short_after(short, more, need, covered)
+    if short:
         return tuple(False for _ in gains)
     kept: tuple[bool, ...] = ()
     for gain, chosen in zip(reversed(gains), reversed(designated), strict=True):

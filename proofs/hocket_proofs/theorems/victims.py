@@ -119,34 +119,42 @@ def at_most(a: Any, b: Any) -> Any:
     return z3.And([term(x) <= term(y) for x, y in zip(a, b, strict=True)])
 
 
-def search_holds(turn: Turn, covered: Any, everybody: Any) -> Any:
+def search_holds(turn: Turn, short: Any, covered: Any, everybody: Any) -> Any:
     """While what is covered does not suffice, it is what everybody so far gives of the scarce pools."""
     scarce = [
         z3.Implies(term(n) > term(w), term(c) == term(e))
         for n, w, c, e in zip(turn.need, turn.within, covered, everybody, strict=True)
     ]
-    short = z3.Not(suffices(turn.need, covered))
     return z3.And(
-        at_most(turn.within, covered), at_most(covered, everybody), z3.Implies(short, z3.And(scarce))
+        at_most(turn.within, covered),
+        at_most(covered, everybody),
+        term(short) == z3.Not(suffices(turn.need, covered)),
+        z3.Implies(term(short), z3.And(scarce)),
     )
 
 
 def search() -> Iterable[Lemma]:
     """The first loop, from the most junior upward."""
     for pools in POOLS:
-        turn, of = a_turn(pools), f"({pools} pools)"
+        turn, of, short = a_turn(pools), f"({pools} pools)", boolean("short")
         need, within, covered, gain, everybody = turn[:5]
-        more = run(kernel.is_designated, need, within, covered, gain)
+        more = run(kernel.is_designated, short, need, within, gain)
         after = run(kernel.with_gain, covered, gain, more)
-        given = (turn.sane, search_holds(turn, covered, everybody))
-        short, helps = z3.Not(suffices(need, covered)), term(run(kernel.helps, gain, need, within))
-        yield Lemma(f"before the first junior {of}", search_holds(turn, within, within), (turn.sane,))
+        later = run(kernel.short_after, short, more, need, after)
+        given = (turn.sane, search_holds(turn, short, covered, everybody))
         yield Lemma(
-            f"kept by every junior {of}", search_holds(turn, after, run(plus, everybody, gain)), given
+            f"before the first junior {of}",
+            search_holds(turn, run(kernel.is_short, need, within), within, within),
+            (turn.sane,),
+        )
+        yield Lemma(
+            f"kept by every junior {of}", search_holds(turn, later, after, run(plus, everybody, gain)), given
         )
         yield Lemma(
             f"the next junior is designated iff what is covered does not suffice and it helps {of}",
-            term(more) == z3.And(short, helps),
+            term(more)
+            == z3.And(z3.Not(suffices(need, covered)), term(run(kernel.helps, gain, need, within))),
+            given,
         )
         yield Lemma(
             f"what a designated junior gives is covered, and nothing else {of}",
@@ -154,7 +162,7 @@ def search() -> Iterable[Lemma]:
         )
         yield Lemma(
             f"while the designated do not suffice, nor do all juniors so far {of}",
-            z3.Implies(short, z3.Not(suffices(need, everybody))),
+            z3.Implies(term(short), z3.Not(suffices(need, everybody))),
             given,
         )
         yield Lemma(
@@ -163,9 +171,9 @@ def search() -> Iterable[Lemma]:
             (*given, term(more)),
         )
         yield Lemma(
-            f"whose that suffice, somebody is among them unless nobody is needed {of}",
+            f"somebody is among those that suffice, unless nobody is needed {of}",
             z3.Or(suffices(need, within), z3.Not(equal(covered, within))),
-            (*given, suffices(need, covered)),
+            (*given, z3.Not(term(short))),
         )
 
 
@@ -263,17 +271,18 @@ def wired(juniors: int) -> Lemma:
     left = (covered[-1], *(symbol(Vector, f"left {k}", 1) for k in range(juniors)))
     more = tuple(boolean(f"designated {k}") for k in range(juniors))
     vain = tuple(boolean(f"superfluous {k}") for k in range(juniors))
-    enough = boolean("enough")
-    questions: list[Question] = []
+    short = tuple(boolean(f"short {k}") for k in range(juniors + 1))
+    questions = [Question("is_short", (need, within), short[0])]
     for k in range(juniors):
-        questions.append(Question("is_designated", (need, within, covered[k], gains[k]), more[k]))
+        questions.append(Question("is_designated", (short[k], need, within, gains[k]), more[k]))
         questions.append(Question("with_gain", (covered[k], gains[k], more[k]), covered[k + 1]))
-    questions.append(Question("fits", (need, covered[-1]), enough))
+        questions.append(Question("short_after", (short[k], more[k], need, covered[k + 1]), short[k + 1]))
     for k, j in enumerate(reversed(range(juniors))):
         questions.append(Question("is_superfluous", (need, left[k], gains[j], more[j]), vain[j]))
         questions.append(Question("without_gain", (left[k], gains[j], vain[j]), left[k + 1]))
     found = answered(questions, kernel.victims, need, within, gains).terms()
-    wanted = [z3.And(term(enough), term(m), z3.Not(term(v))) for m, v in zip(more, vain, strict=True)]
+    enough = z3.Not(term(short[-1]))
+    wanted = [z3.And(enough, term(m), z3.Not(term(v))) for m, v in zip(more, vain, strict=True)]
     return Lemma(
         f"a victim is who is designated and not superfluous, if all of them suffice ({juniors} juniors)",
         z3.And([one == other for one, other in zip(found, wanted, strict=True)]),
