@@ -33,7 +33,9 @@ def conserved(c: PoolCounts) -> Any:
 def conservation() -> Iterable[Lemma]:
     """Guard and effect of every transition of a pool."""
     usable = integer("usable")
-    yield Lemma("a new pool", conserved(run(counts.all_free, usable)), (term(usable) >= 1,))
+    new = run(counts.all_free, usable)
+    free = term(new.free) == term(usable)
+    yield Lemma("in a new pool every block is free", z3.And(conserved(new), free), (term(usable) >= 1,))
     for name, guard, effect, moved in (
         ("take", counts.may_take, counts.after_take, ("free", "owned")),
         ("return", counts.may_release, counts.after_return, ("owned", "free")),

@@ -51,6 +51,8 @@ def row_fine(row: Any) -> Any:
 
 def exact_rules() -> Iterable[Lemma]:
     """Each rule is fine iff what it is about is as it should be, and names the row otherwise."""
+    int32 = z3.And(z3.IntVal(MAX_INDEX) == 2**31 - 1, z3.IntVal(NULL_BLOCK) == 0)
+    yield Lemma("an entry is at most what an int32 holds, and the null block is 0", int32)
     row, start, length, seq, begin, end, done = map(term, (ROW, START, LEN, SEQ, BEGIN, END, DONE))
     found = run(packed_rules.row_problem, ROW, START, LEN, SEQ, BEGIN, END, DONE)
     well = z3.And(

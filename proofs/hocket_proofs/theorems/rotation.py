@@ -123,6 +123,9 @@ def choice() -> Iterable[Lemma]:
         ),
         given,
     )
+    first = run(kernel.first_turn)
+    begins = z3.And(term(first.owed) == DECODE, term(first.steps) == 0)
+    yield Lemma("decode is owed first, and all its steps", begins)
     mine = z3.If(owed == PREFILL, term(CAN_PREFILL), term(CAN_DECODE))
     yield Lemma("the owed phase runs if it can", z3.Implies(mine, ran == owed), given)
     same = z3.And(term(done.turn.owed) == owed, term(done.turn.steps) == term(STEPS))
@@ -176,6 +179,11 @@ def admission_bound() -> Iterable[Lemma]:
     )
     yield Lemma(
         "the invariant bounds the count by waiting_bound()", count <= most, (CADENCE, now, count >= 0)
+    )
+    yield Lemma(
+        "the bound is 2d + 1 calls where prefill has one step per turn, else d + 1",
+        most == term(D) + 1 + z3.If(term(P) == 1, term(D), 0),
+        (CADENCE,),
     )
     yield Lemma(
         "a prefill dispatch that leaves the head out makes it overdue, no other does",

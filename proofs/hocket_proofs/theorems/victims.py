@@ -38,8 +38,13 @@ def minimal_victims(juniors: int, pools: int) -> Iterable[Lemma]:
         chosen = tuple(chosen)
         return [term(w) + z3.Sum([term(gains[k][pool]) for k in chosen]) for pool, w in enumerate(within)]
 
-    claims: dict[str, list[Any]] = {"suffice": [], "none is superfluous": [], "most junior first": [],
-                                    "share a scarce pool": [], "are found if there are any": []}  # fmt: skip
+    claims: dict[str, list[Any]] = {
+        "suffice": [],
+        "none is superfluous": [],
+        "are the most junior that do": [],
+        "share a scarce pool": [],
+        "are found if there are any": [],
+    }
     for path in lift(kernel.designate, need, within, gains, assume=(sane,)).paths:
         chosen: tuple[int, ...] = path.result
         told = z3.And(path.condition, sane)
@@ -51,9 +56,10 @@ def minimal_victims(juniors: int, pools: int) -> Iterable[Lemma]:
         claims["suffice"].append(z3.Implies(told, enough(need, with_gains(chosen))))
         without = [enough(need, with_gains(set(chosen) - {k})) for k in chosen]
         claims["none is superfluous"].append(z3.Implies(told, z3.Not(z3.Or(without))))
-        fewer = enough(need, with_gains(range(max(chosen))))
-        claims["most junior first"].append(z3.Implies(told, z3.Not(fewer)))
         for k in chosen:
+            # All who are more junior, with those chosen who are more senior, do not do without this one.
+            others = enough(need, with_gains({*range(k), *(c for c in chosen if c > k)}))
+            claims["are the most junior that do"].append(z3.Implies(told, z3.Not(others)))
             scarce = [
                 z3.And(term(n) > term(w), term(g) > 0) for n, w, g in zip(need, within, gains[k], strict=True)
             ]
