@@ -157,6 +157,10 @@ def search() -> Iterable[Lemma]:
             f"kept by every junior {of}", search_holds(turn, later, after, run(plus, everybody, gain)), given
         )
         yield Lemma(
+            f"a junior that is not designated changes no verdict {of}",
+            term(run(kernel.short_after, short, False, need, covered)) == term(short),
+        )
+        yield Lemma(
             f"the next junior is designated iff what is covered does not suffice and it helps {of}",
             term(more)
             == z3.And(z3.Not(suffices(need, covered)), term(run(kernel.helps, gain, need, within))),
