@@ -6,7 +6,8 @@
 mutmut makes the changes and runs the checks, in a copy of the sources below `.mutants/`, so that nothing is
 left behind and a run that was interrupted goes on where it stopped. `mutants.toml` explains survivors; one it
 does not know, or one that it explains and that does not survive, is red, and so is a run without mutants.
-`mutation.toml` holds the last whole run of each target, its day, and hashes of the sources it saw.
+`mutation.toml` holds the last whole and green run of each target, its day, and hashes of what it saw: sources
+and judges.
 """
 
 from __future__ import annotations
@@ -35,9 +36,12 @@ SOURCES = Path(hocket.__file__).parent
 ROOTS = [
     str(Path(str(package.__file__)).parent.parent) for package in (hocket_spec, hocket_kernels, hocket_proofs)
 ]
+REPOSITORY = Path(hocket_proofs.__file__).parents[2]
 RESULT = Path(hocket_proofs.__file__).parent / "mutation.toml"
 STALE_DAYS = 30  # a result that saw other sources is good for so long
-KILLED = {1, 3, 36, -24, 24, 152, 255}  # a check failed, or did not come to an end
+KILLED = {1, 3, 36, -24, 24, 152, 255}
+"""Exit codes: a check failed (1), could not go on (3), or did not come to an end within mutmut's limits."""
+
 NOT_RUN = None
 
 THEOREMS_ALONE = """\
@@ -148,6 +152,17 @@ def hashes(target: Target) -> dict[str, str]:
         str(path.relative_to(SOURCES)): hashlib.sha256(path.read_bytes()).hexdigest()[:16]
         for path in mutated(target)
     }
+
+
+def judges(target: Target, root: Path = REPOSITORY) -> str:
+    """What identifies the checks: proofs and specification, and the tests that the target takes along."""
+    chosen = [
+        root / f
+        for f in ("proofs/hocket_proofs", "spec/hocket_spec", *(f"tests/{f}" for f in target.folders))
+    ]
+    found = {file for path in chosen for file in ([path] if path.is_file() else path.rglob("*.py"))}
+    texts = [f"{file.relative_to(root)}\n{file.read_text()}" for file in sorted(found)]
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
 def prepare(name: str, target: Target, root: Path) -> Path:
@@ -268,26 +283,43 @@ def toml(results: dict[str, dict[str, object]]) -> str:
 def keep(name: str, target: Target, outcome: Outcome, ledger: dict[Mutant, str]) -> None:
     """Write down a whole run."""
     results = tomllib.loads(RESULT.read_text()) if RESULT.exists() else {}
-    per_file = Counter(m.function.split(".")[0] for m in outcome.survivors)
+    modules = [file.removesuffix(".py").replace("/", ".") for file in hashes(target)]
+    per_file = Counter(
+        next(module for module in modules if m.function.startswith(f"{module}.")) for m in outcome.survivors
+    )
     results[name] = {
         "mutants": outcome.total,
         "killed": outcome.killed,
         "explained": sum(m in ledger for m in outcome.survivors),
         "survivors": dict(sorted(per_file.items())),
         "day": datetime.now(UTC).date(),
+        "judges": json.dumps(judges(target)),
         "sources": hashes(target),
     }
     RESULT.write_text(toml(results))
 
 
-def stale(name: str, today: date) -> str:
-    """Why the result of a target no longer counts; '' if it does."""
+def unfit(name: str, today: date) -> str:
+    """Why the result of a target does not count, or no longer; '' if it does."""
     results = tomllib.loads(RESULT.read_text()) if RESULT.exists() else {}
     if name not in results:
         return f"{name} has no result"
-    result = results[name]
+    result, target = results[name], TARGETS[name]
+    mutants, killed, told = result["mutants"], result["killed"], result["explained"]
+    survivors = sum(result["survivors"].values())
+    if mutants < 1 or killed < 0 or killed + survivors != mutants or told > survivors:
+        return (
+            f"{name}: {killed} killed and {survivors} survivors, {told} explained, are not {mutants} mutants"
+        )
+    if told != len(explained(name)):
+        return f"{name}: {told} survivors are explained, the ledger has {len(explained(name))}"
+    if 1 - (survivors - told) / mutants < target.least:
+        return f"{name}: {survivors - told} of {mutants} unexplained, {target.least:.0%} killed are wanted"
     age = (today - result["day"]).days
-    if result["sources"] != hashes(TARGETS[name]) and age > STALE_DAYS:
+    if age < 0:
+        return f"{name}: a run on {result['day']}, which is still to come"
+    seen = (result["sources"], result["judges"])
+    if seen != (hashes(target), judges(target)) and age > STALE_DAYS:
         return f"{name}: sources have changed since the run of {age} days ago, allowed are {STALE_DAYS}"
     return ""
 
@@ -324,7 +356,7 @@ def main(words: Sequence[str] | None = None) -> int:
     wrong = judge(target, outcome, ledger)
     if done.returncode:
         wrong.insert(0, f"mutmut ended with status {done.returncode}")
-    elif not outcome.left and outcome.total:
+    if not wrong:
         keep(args.target, target, outcome, ledger)
     report(args.target, outcome, wrong)
     return 1 if wrong else 0

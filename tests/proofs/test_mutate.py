@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hocket_proofs import mutate
-from hocket_proofs.mutate import TARGETS, Mutant, Outcome, Target, explained, judge, stale
+from hocket_proofs.mutate import TARGETS, Mutant, Outcome, Target, explained, judge, judges, unfit
 
 ONE = Mutant("sched.kernel.f", "return a < b", "return a <= b")
 TWO = Mutant("sched.kernel.f", "return a < b", "return a > b")
@@ -54,21 +54,70 @@ def test_targets_name_files_that_are_there(name: str) -> None:
     assert all((Path("tests") / folder).exists() for folder in TARGETS[name].folders)
 
 
-def test_result_of_the_kernel_is_not_too_old() -> None:
-    assert stale("kernel", TODAY) == ""
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_last_run_of_every_target_counts(name: str) -> None:
+    assert unfit(name, TODAY) == ""
 
 
-def test_a_result_of_other_sources_is_too_old_after_a_while(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The result of a run with nine mutants killed and one explained."""
     monkeypatch.setattr(mutate, "RESULT", tmp_path / "mutation.toml")
-    assert stale("kernel", TODAY) == "kernel has no result"
-    mutate.keep("kernel", TARGETS["kernel"], Outcome(5, (ONE,), 0), {ONE: "equal"})
+    monkeypatch.setattr(mutate, "explained", lambda name: {ONE: "equal"})
+    assert unfit("kernel", TODAY) == "kernel has no result"
+    mutate.keep("kernel", TARGETS["kernel"], Outcome(9, (ONE,), 0), {ONE: "equal"})
+    assert unfit("kernel", TODAY) == ""
+    return tmp_path / "mutation.toml"
+
+
+@pytest.mark.parametrize("what", ["hashes", "judges"])
+def test_a_result_of_other_sources_or_judges_is_too_old_after_a_while(
+    what: str, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     later = TODAY + timedelta(days=mutate.STALE_DAYS + 1)
-    assert stale("kernel", later) == ""
-    monkeypatch.setattr(mutate, "hashes", lambda target: {"sched/kernel.py": "0"})
-    assert stale("kernel", TODAY) == ""
-    assert "allowed are 30" in stale("kernel", later)
-    mutate.keep("product", TARGETS["product"], Outcome(7, (), 0), {})
-    assert stale("kernel", TODAY) == ""
-    assert stale("product", later) == ""
+    assert unfit("kernel", later) == ""
+    monkeypatch.setattr(mutate, what, lambda target: {})
+    assert unfit("kernel", TODAY) == ""
+    assert "allowed are 30" in unfit("kernel", later)
+    monkeypatch.undo()
+
+
+def test_results_of_targets_do_not_disturb_each_other(kept: Path) -> None:
+    mutate.keep("product", TARGETS["product"], Outcome(7, (ONE,), 0), {ONE: "equal"})
+    assert [unfit(name, TODAY) for name in TARGETS] == ["", ""]
+    assert '"sched.kernel" = 1' in kept.read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "other", "said"),
+    [
+        ("mutants = 10", "mutants = 0", "are not 0 mutants"),
+        ("killed = 9", "killed = 4", "4 killed and 1 survivors, 1 explained, are not 10 mutants"),
+        ("explained = 1", "explained = 0", "the ledger has 1"),
+        ("explained = 1", "explained = 2", "2 explained, are not 10"),
+        (f"day = {TODAY}", "day = 2099-01-01", "still to come"),
+    ],
+)
+def test_a_result_that_no_run_can_have_does_not_count(line: str, other: str, said: str, kept: Path) -> None:
+    assert line in kept.read_text()
+    kept.write_text(kept.read_text().replace(line, other))
+    assert said in unfit("kernel", TODAY)
+
+
+def test_a_result_with_too_many_survivors_does_not_count(kept: Path) -> None:
+    mutate.keep("kernel", TARGETS["kernel"], Outcome(9, (ONE, TWO), 0), {ONE: "equal"})
+    assert "1 of 11 unexplained, 100% killed are wanted" in unfit("kernel", TODAY)
+
+
+def test_judges_are_known_by_what_they_say(tmp_path: Path) -> None:
+    target = Target((), {}, ("some",), 1.0)
+    for folder in ("spec/hocket_spec", "proofs/hocket_proofs", "tests/some"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "a.py").write_text("x = 1")
+    before = judges(target, tmp_path)
+    assert judges(target._replace(folders=()), tmp_path) != before
+    for folder in ("spec/hocket_spec", "proofs/hocket_proofs", "tests/some"):
+        (tmp_path / folder / "a.py").write_text("x = 2")
+        assert judges(target, tmp_path) != before
+        (tmp_path / folder / "a.py").write_text("x = 1")
+    assert judges(target, tmp_path) == before
