@@ -269,7 +269,11 @@ def toml(results: dict[str, dict[str, object]]) -> str:
     ]
     for name, result in sorted(results.items()):
         lines += ["", f"[{name}]"]
-        lines += [f"{key} = {value}" for key, value in result.items() if not isinstance(value, dict)]
+        lines += [
+            f"{key} = {json.dumps(value) if isinstance(value, str) else value}"
+            for key, value in result.items()
+            if not isinstance(value, dict)
+        ]
         for key, table in result.items():
             if isinstance(table, dict):
                 lines += [
@@ -293,7 +297,7 @@ def keep(name: str, target: Target, outcome: Outcome, ledger: dict[Mutant, str])
         "explained": sum(m in ledger for m in outcome.survivors),
         "survivors": dict(sorted(per_file.items())),
         "day": datetime.now(UTC).date(),
-        "judges": json.dumps(judges(target)),
+        "judges": judges(target),
         "sources": hashes(target),
     }
     RESULT.write_text(toml(results))

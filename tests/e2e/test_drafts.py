@@ -414,3 +414,18 @@ def test_a_model_without_mtp_layers_refuses_drafts() -> None:
     bare = replace(loaded(), mtp=None)
     with pytest.raises(ValueError, match=r"num_speculative_tokens must be 0 for this model .*, got 2"):
         LLM(bare, num_speculative_tokens=2, max_model_len=400, max_num_seqs=2)
+
+
+SPELLED = {"method": "mtp", "num_speculative_tokens": 2}
+
+
+def test_llm_takes_vllms_spelling() -> None:
+    item = request("r", prompt(30, 1), max_tokens=12, ignore_eos=True)
+    knobs = {"max_model_len": 300, "max_num_seqs": 2, "prefill_chunk_size": 7}
+    with LLM(loaded(), speculative_config=SPELLED, **knobs) as llm:
+        (result,) = llm.generate(item.prompt_token_ids, item.sampling_params, use_tqdm=False)
+        assert llm.engine.scheduler.config.num_speculative_tokens == 2
+    assert result.token_ids == plain(item).token_ids
+    assert result.metrics.num_draft_tokens > 0
+    with pytest.raises(ValueError, match="got 1"):
+        LLM(loaded(), speculative_config=SPELLED, num_speculative_tokens=1, **knobs)
