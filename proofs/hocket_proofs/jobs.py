@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from hocket_proofs import exact, families, packs, refute, soak
@@ -110,12 +112,19 @@ def cpu() -> float:
 
 
 def run(job: Job) -> Done:
-    """Do one piece. Cyclic garbage is collected between pieces: a walk makes none, its states are many."""
+    """Do one piece; one that raises is broken. Cyclic garbage is collected between pieces: a walk makes none,
+    its states are many.
+    """
     begin = cpu()
     gc.collect()
     gc.disable()
     try:
         done = WORK[job.kind](job)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is red
+        # The other claims are judged all the same, and the table comes.
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raised = f"{type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"
+        done = Done(job, 0.0, 0, 0, 0, 0, broken=raised)
     finally:
         gc.enable()
     return done._replace(seconds=cpu() - begin)

@@ -243,9 +243,11 @@ class Replay:
             owned = [0] * len(self.cfg.pools)
             for group, table in zip(self.cfg.groups, slot.tables, strict=True):
                 owned[group.pool] += sum(block != 0 for block in table)
-                if table and max(table) > self.cfg.pools[group.pool]:
+                usable = self.cfg.pools[group.pool]
+                absent = [block for block in table if not 0 <= block <= usable]
+                if absent:
                     raise Broken(
-                        f"S5 block-conservation: {request_id!r} has block {max(table)}, which is not there"
+                        f"S5 block-conservation: {request_id!r} has block {absent[0]} of 1 to {usable}"
                     )
             if tuple(owned) != held(self.cfg, r):
                 raise Broken(f"S7 window-history: {request_id!r} holds {owned}, expected {held(self.cfg, r)}")

@@ -163,6 +163,14 @@ def block_from_nowhere(records: Records) -> int:
     return i
 
 
+def block_below_the_first(records: Records) -> int:
+    i = nth(records, dispatched("prefill"))
+    ids = records[i]["output"]["new_block_ids"][0]
+    group = next(iter(ids))
+    ids[group] = [-1, *ids[group][1:]]
+    return i
+
+
 def block_missing(records: Records) -> int:
     i = nth(records, dispatched("prefill"))
     ids = records[i]["output"]["new_block_ids"][0]
@@ -353,6 +361,7 @@ EDITS: dict[Callable[..., int], tuple[str, int]] = {
     nobody_resumes: ("S4 metadata-well-formed", 2),
     block_of_another: ("S5 block-conservation", 2),
     block_from_nowhere: ("S5 block-conservation", 2),
+    block_below_the_first: ("S5 block-conservation", 2),
     block_missing: ("S5 block-conservation", 2),
     token_invented: ("S8 token-accounting", 2),
     told_twice: ("S8 token-accounting", 2),

@@ -78,6 +78,17 @@ def short(pieces: list[Done], absent: dict[str, str] | None = None) -> set[str]:
     return {f"{v.claim.tool}: {v.verdict}" for v in verdicts if v.verdict != verify.HOLDS}
 
 
+def test_a_piece_that_raises_is_broken_and_the_others_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(job: Job) -> Done:
+        raise ZeroDivisionError("no lemma can be built")
+
+    monkeypatch.setitem(jobs.WORK, "packs", fail)
+    piece = jobs.run(Job("packs", "packs", 0, 1, "quick"))
+    assert piece.broken.startswith("ZeroDivisionError: no lemma can be built (test_verify.py, line ")
+    (said,) = short(whole(piece))
+    assert "no lemma can be built" in said
+
+
 def test_what_is_whole_holds() -> None:
     assert short(whole()) == set()
 

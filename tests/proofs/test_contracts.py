@@ -27,6 +27,9 @@ def test_ledger_names_every_function_and_only_those(monkeypatch: pytest.MonkeyPa
     assert listed[0].name in gate.unlisted()
     monkeypatch.setattr(gate, "ledger", lambda: (listed[0]._replace(seconds=13), *listed[1:]))
     assert "1/5 of the timeout" in gate.unlisted()
+    for wrong in ("false when calling f(1, 0)", EXHAUSTED if listed[0].kind == CLAIMS else CONFIRMED):
+        monkeypatch.setattr(gate, "ledger", lambda w=wrong: (listed[0]._replace(expected=w), *listed[1:]))
+        assert f"[{listed[0].name!r}]" in gate.unlisted()
 
 
 def checked(folder: Path, source: str, obligation: Obligation) -> str:
@@ -78,6 +81,7 @@ def test_a_difference_is_red(tmp_path: Path) -> None:
 def test_silence_complaints_and_slowness_are_red() -> None:
     line = f"/a/b.py:12: info: {CONFIRMED}\n"
     assert gate.judge(CLAIM, line, "", 1.0) == ""
+    assert "expected" in gate.judge(CLAIM, line.replace("info", "error"), "", 1.0)
     assert "says 'nothing'" in gate.judge(CLAIM, "", "", 1.0)
     assert "Traceback" in gate.judge(CLAIM, line, "Traceback", 1.0)
     assert gate.judge(CLAIM, line * 2, "", 1.0) != ""
