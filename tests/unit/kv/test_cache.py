@@ -40,6 +40,25 @@ def test_a_pool_refuses_to_grant_more_than_is_free_and_to_free_twice() -> None:
         pool.fence(1, 1)
 
 
+def test_blocks_of_a_new_pool_ascend_and_those_freed_last_are_handed_out_first() -> None:
+    pool = BlockPool(6)
+    assert pool.take(3) == [1, 2, 3]
+    pool.give_back((2,))
+    assert pool.take(2) == [2, 4]
+
+
+def test_counts_that_the_blocks_contradict_show() -> None:
+    pool = BlockPool(4)
+    pool.take(2)
+    pool._fenced[7] = [1]
+    with pytest.raises(AssertionError):
+        pool.settle(7)
+    pool._free.append(1)
+    for action in (lambda: pool.take(1), lambda: pool.give_back((2,))):
+        with pytest.raises(AssertionError, match=r"^the free blocks are not as many as are counted"):
+            action()
+
+
 def test_a_fenced_block_is_free_only_when_its_step_is_settled() -> None:
     pool = BlockPool(3)
     one, two = pool.take(2)

@@ -66,6 +66,8 @@ def test_nothing_is_set_aside_for_a_victim() -> None:
     complete(scheduler, scheduler.schedule())
     account = Account(standing(scheduler))
     assert (account.free, account.left_for_drafts()) == ((28,), (16,))
+    # Set aside is what the seniors need, not the juniors.
+    assert [account.available_to(index) for index in range(3)] == [(28,), (24,), (20,)]
     account.preempt(1)
     # 4 blocks of the victim come back; the next rows of the two others are set aside.
     assert (account.free, account.left_for_drafts()) == ((32,), (24,))
@@ -188,3 +190,11 @@ def test_groups_of_one_pool_add_up() -> None:
     tables = GroupedKVCache(cache_config).new_tables()
     by_name = dict(zip(memory.pool_names, memory.need(tables, 9), strict=True))
     assert by_name == {"main": 5 + 3, "b": 3}
+
+
+def test_the_period_of_a_pool_is_that_of_its_windowed_groups() -> None:
+    """Others have no period: with theirs the capacity formula would look at many more starts."""
+    groups = (KVGroupSpec("a", 7, 99), KVGroupSpec("b", 4, window=8, pool="p"), KVGroupSpec("c", 5, pool="p"),
+              KVGroupSpec("d", 6, window=8, pool="p"))  # fmt: skip
+    memory = Scheduler(SchedulerConfig(), KVCacheConfig(groups=groups, pools={"p": 99}))._memory
+    assert dict(zip(memory.pool_names, memory._period_of_pool, strict=True)) == {"p": 12, "a": 1}

@@ -366,3 +366,18 @@ def test_a_request_leaves_the_queue_once() -> None:
     queue.remove(junior)
     with pytest.raises(AssertionError, match=r"^the request is not waiting"):
         queue.remove(junior)
+
+
+def test_the_ledger_forgets_epochs_without_rows_and_tells_requests_apart() -> None:
+    scheduler = make(async_depth=2)
+    for name in ("a", "b"):
+        add(scheduler, name, 4, 4)
+    ledger, first = scheduler._ledger, scheduler.schedule()
+    second = scheduler.schedule()
+    a = next(live for live in scheduler._running if live.request_id == "a")
+    assert [(step.step_id, row.live) for step, row in ledger.rows_of(a)] == [(2, a), (1, a)]
+    assert [ledger.rows_in_flight(epoch) for epoch in (*first.epochs, 99)] == [2, 2, 0]
+    assert len(ledger._rows_of_epoch) == 2
+    complete(scheduler, first)
+    complete(scheduler, second)
+    assert len(ledger._rows_of_epoch) == 0
