@@ -49,6 +49,21 @@ def test_every_explanation_has_a_reason_and_its_target() -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
+def test_explanations_speak_of_the_sources_as_they_are(name: str) -> None:
+    """A line that was changed or removed takes its entries with it."""
+    texts = {
+        str(path.relative_to(mutate.SOURCES)).removesuffix(".py").replace("/", "."): " ".join(
+            line.strip() for line in path.read_text().splitlines()
+        )
+        for path in mutate.mutated(TARGETS[name])
+    }
+    for mutant in explained(name):
+        module = next(module for module in texts if mutant.function.startswith(f"{module}."))
+        assert f"def {mutant.function.rpartition('.')[2]}(" in texts[module], mutant
+        assert mutant.before in texts[module], mutant
+
+
+@pytest.mark.parametrize("name", TARGETS)
 def test_targets_name_files_that_are_there(name: str) -> None:
     assert len(mutate.mutated(TARGETS[name])) >= 3
     assert all((Path("tests") / folder).exists() for folder in TARGETS[name].folders)

@@ -80,7 +80,7 @@ class StepFuture(Protocol):
         ...
 
     def wait(self) -> RunnerOutput:
-        """The step's result, once the device has it. Changes nothing; may be interrupted and called again."""
+        """The step's result, once the device has it. Books nothing; may be interrupted and called again."""
         ...
 
     def settle(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import z3
 
@@ -182,8 +181,3 @@ def limits() -> Iterable[Lemma]:
         "a dispatch keeps to the depth, and is made if there is room",
         room == (term(flight) + 1 <= term(depth)),
     )
-
-
-def everything(*parts: Any) -> Any:
-    """One theorem of several groups of lemmas."""
-    return lambda: (lemma for part in parts for lemma in part())
