@@ -74,6 +74,7 @@ BAD_PACKS: list[tuple[str, int, str, dict[str, Any]]] = [
     ("shape", -1, "token_ids has rank 2", {"token_ids": np.zeros((1, 1536), dtype=np.int64)}),
     ("shape", -1, "token_ids has rank 2", {"token_ids": [list(range(1536))]}),
     ("shape", -1, "token_ids has rank 4", {"token_ids": [[[[[[1]]]]]]}),
+    ("shape", -1, "token_ids has rank 4", {"token_ids": [[[[np.ones(1, dtype=np.int64)]]]]}),
     ("shape", -1, "seq_lens has rank 2", {"seq_lens": np.array([[512], [3072]])}),
     ("count", 1, "request 1 ('r7'): chunk_starts has 1 entries, expected 2", {"chunk_starts": [0]}),
     ("count", -1, "chunk_lens has 3 entries, expected 2", {"chunk_lens": [512, 1024, 1]}),
