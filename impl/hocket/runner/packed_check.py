@@ -30,6 +30,8 @@ from hocket.runner.packed_rules import (
     table_problem,
 )
 
+LEVELS = 4
+
 
 class PackedPrefillError(ValueError):
     """A malformed pack; `problem` is the violated rule and the row at fault."""
@@ -73,21 +75,17 @@ def is_integer(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.timedelta64))
 
 
-def rank_of(value: object) -> int:
+def rank_of(value: object, levels: int = LEVELS) -> int:
     """Dimensions of an array or of nested lists, tuples and ranges (seen from first entries); 0 for others.
 
-    More than 3 levels are not told apart. A masked array is none here: a masked entry has no value.
+    Lists are looked into for so many levels. A masked array has none: a masked entry has no value.
     """
-    for outer in range(4):
-        ndim = getattr(value, "ndim", None)
-        if isinstance(ndim, int) and hasattr(value, "__len__"):
-            return 0 if isinstance(value, np.ma.MaskedArray) else outer + ndim
-        if not isinstance(value, (list, tuple, range)):
-            return outer
-        if not value:
-            return outer + 1
-        value = value[0]
-    return 4
+    ndim = getattr(value, "ndim", None)
+    if isinstance(ndim, int) and hasattr(value, "__len__"):
+        return 0 if isinstance(value, np.ma.MaskedArray) else ndim
+    if levels == 0 or not isinstance(value, (list, tuple, range)):
+        return 0
+    return 1 + rank_of(value[0], levels - 1) if value else 1
 
 
 def refuse(problem: Problem, text: str, ids: Any = ()) -> NoReturn:
