@@ -5,24 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from operator import index
 
+MAX_BITS = 256
+"""Of any int that is handed in. What is larger is a slip; Python cannot even print it if it has thousands of
+digits.
+"""
+
 
 def require_int(field: str, value: object, low: int, high: int | None = None) -> int:
-    """Return `value` if it is an int in `[low, high]`, else raise `ValueError`.
+    """Return `value` if it is an int in `[low, high]`, else raise `ValueError`. Without `high` it may have
+    `MAX_BITS` bits.
 
     `bool`, floats (integral ones too) and every other type are refused: `True` seats or `2.0` blocks
     are always a mistake further up.
     """
     allowed = f"an int >= {low}" if high is None else f"an int in [{low}, {high}]"
     if type(value) is not int:
-        raise ValueError(f"{field} must be {allowed}, got {value!r} of type {type(value).__name__}")
-    if value < low or (high is not None and value > high):
+        raise ValueError(f"{field} must be {allowed}, got {shown(value)} of type {type(value).__name__}")
+    if value < low or (value.bit_length() > MAX_BITS if high is None else value > high):
         raise ValueError(f"{field} must be {allowed}, got {shown(value)}")
     return value
 
 
-def shown(value: int | float) -> str:
-    """The number as text; Python refuses to print ints of thousands of digits."""
-    return repr(value) if isinstance(value, float) or value.bit_length() <= 256 else "an int beyond 256 bits"
+def shown(value: object) -> str:
+    """The value as text, for a message: whatever it is, the message must not fail."""
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        return f"an int beyond {MAX_BITS} bits"
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - of a list of large ints, of nested lists, of a caller's own class
+        return f"a value that cannot be printed ({type(value).__name__})"
 
 
 def require_optional_int(field: str, value: object, low: int) -> None:
@@ -34,14 +45,14 @@ def require_optional_int(field: str, value: object, low: int) -> None:
 def require_bool(field: str, value: object) -> None:
     """Raise `ValueError` unless `value` is True or False."""
     if type(value) is not bool:
-        raise ValueError(f"{field} must be True or False, got {value!r} of type {type(value).__name__}")
+        raise ValueError(f"{field} must be True or False, got {shown(value)} of type {type(value).__name__}")
 
 
 def require_number(field: str, value: object, low: float, high: float) -> None:
     """Raise `ValueError` unless `value` is an int or a float in `[low, high]`; bools are refused."""
     allowed = f"a number in [{low}, {high}]"
     if type(value) not in (int, float):
-        raise ValueError(f"{field} must be {allowed}, got {value!r} of type {type(value).__name__}")
+        raise ValueError(f"{field} must be {allowed}, got {shown(value)} of type {type(value).__name__}")
     assert isinstance(value, (int, float))
     # `not` also refuses NaN.
     if not (low <= value <= high):
@@ -51,7 +62,7 @@ def require_number(field: str, value: object, low: float, high: float) -> None:
 def require_str(field: str, value: object) -> str:
     """Return `value` if it is a non-empty string, else raise `ValueError`."""
     if type(value) is not str or not value:
-        raise ValueError(f"{field} must be a non-empty string, got {value!r}")
+        raise ValueError(f"{field} must be a non-empty string, got {shown(value)}")
     return value
 
 
@@ -67,7 +78,7 @@ def token_tuple(field: str, values: object, max_token_id: int = 2**31 - 1) -> tu
     except TypeError:
         tokens = None
     if tokens is None:
-        raise ValueError(f"{field} must be a sequence of token ids, got {values!r}")
+        raise ValueError(f"{field} must be a sequence of token ids, got {shown(values)}")
     out: list[int] = []
     for position, token in enumerate(tokens):
         try:
@@ -77,7 +88,7 @@ def token_tuple(field: str, values: object, max_token_id: int = 2**31 - 1) -> tu
         except TypeError:
             raise ValueError(
                 f"{field}[{position}] must be an int in [0, {max_token_id}], "
-                f"got {token!r} of type {type(token).__name__}"
+                f"got {shown(token)} of type {type(token).__name__}"
             ) from None
         if not 0 <= value <= max_token_id:
             raise ValueError(f"{field}[{position}] must be an int in [0, {max_token_id}], got {shown(value)}")
@@ -89,4 +100,4 @@ def require_unique(field: str, names: Sequence[str]) -> None:
     """Raise `ValueError` if a name stands twice in `names`."""
     for position, name in enumerate(names):
         if name in names[:position]:
-            raise ValueError(f"{field} must be unique, got {name!r} twice")
+            raise ValueError(f"{field} must be unique, got {shown(name)} twice")

@@ -17,6 +17,7 @@ from hocket.core.checks import (
     require_optional_int,
     require_str,
     require_unique,
+    shown,
 )
 
 
@@ -81,12 +82,14 @@ class KVCacheConfig:
         groups = tuple(given) if isinstance(given, (list, tuple)) else ()
         if not groups or not all(isinstance(g, KVGroupSpec) for g in groups):
             raise ValueError(
-                f"KVCacheConfig.groups must be a non-empty sequence of KVGroupSpec, got {self.groups!r}"
+                f"KVCacheConfig.groups must be a non-empty sequence of KVGroupSpec, got {shown(self.groups)}"
             )
         object.__setattr__(self, "groups", groups)
         require_unique("KVCacheConfig.groups names", [g.name for g in groups])
         if not isinstance(self.pools, Mapping):
-            raise ValueError(f"KVCacheConfig.pools must map pool names to block counts, got {self.pools!r}")
+            raise ValueError(
+                f"KVCacheConfig.pools must map pool names to block counts, got {shown(self.pools)}"
+            )
         for name, blocks in self.pools.items():
             require_str("KVCacheConfig.pools key", name)
             require_int(f"KVCacheConfig.pools[{name!r}]", blocks, 1)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hocket.core.checks import require_bool, require_int, require_number, require_str, token_tuple
+from hocket.core.checks import require_bool, require_int, require_number, require_str, shown, token_tuple
 
 # Any float will do; larger ints cannot be computed with.
 MAX_TEMPERATURE = sys.float_info.max
@@ -53,7 +53,7 @@ class SamplingParams:
             require_int("seed (if not None)", self.seed, 0, 2**64 - 1)
         stop: object = self.stop
         if isinstance(stop, str) or not isinstance(stop, Sequence):
-            raise ValueError(f"stop must be a sequence of non-empty strings, got {self.stop!r}")
+            raise ValueError(f"stop must be a sequence of non-empty strings, got {shown(self.stop)}")
         for position, text in enumerate(self.stop):
             require_str(f"stop[{position}]", text)
         object.__setattr__(self, "stop", tuple(self.stop))
@@ -89,7 +89,7 @@ class Request:
         if not isinstance(self.sampling_params, SamplingParams):
             raise ValueError(
                 f"request {self.request_id!r}: sampling_params must be SamplingParams, "
-                f"got {self.sampling_params!r}"
+                f"got {shown(self.sampling_params)}"
             )
         require_int(f"request {self.request_id!r}: priority", self.priority, -(2**63), 2**63 - 1)
         if self.eos_token_id is not None:

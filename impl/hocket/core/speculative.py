@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hocket.core.checks import require_int
+from hocket.core.checks import require_int, shown
 
 METHODS = ("mtp", "deepseek_mtp")
 _KEYS = ("method", "num_speculative_tokens")
@@ -23,16 +23,17 @@ def speculative_tokens(config: str | Mapping[str, Any]) -> int:
         try:
             values = json.loads(config)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"speculative_config must be a JSON object, got {config!r}: {error}") from None
+            said = f"speculative_config must be a JSON object, got {shown(config)}: {error}"
+            raise ValueError(said) from None
     if not isinstance(values, Mapping):
-        raise ValueError(f"speculative_config must be a JSON object, got {values!r}")
-    unknown = sorted(str(key) for key in values if key not in _KEYS)
+        raise ValueError(f"speculative_config must be a JSON object, got {shown(values)}")
+    unknown = sorted(shown(key) for key in values if key not in _KEYS)
     if unknown:
-        raise ValueError(f"speculative_config must have the keys {', '.join(_KEYS)} only, got {unknown[0]!r}")
+        raise ValueError(f"speculative_config must have the keys {', '.join(_KEYS)} only, got {unknown[0]}")
     if values.get("method") not in METHODS:
         raise ValueError(
             f"speculative_config: method must be 'mtp' (the checkpoint's own draft layers), "
-            f"got {values.get('method')!r}"
+            f"got {shown(values.get('method'))}"
         )
     if "num_speculative_tokens" not in values:
         raise ValueError("speculative_config must have num_speculative_tokens, an int >= 1")
@@ -48,6 +49,7 @@ def agreed_tokens(plain: int | None, config: str | Mapping[str, Any] | None) -> 
     tokens = speculative_tokens(config)
     if plain not in (None, tokens):
         raise ValueError(
-            f"num_speculative_tokens must be what speculative_config says, {tokens}, or left out, got {plain}"
+            f"num_speculative_tokens must be what speculative_config says, {tokens}, or left out, "
+            f"got {shown(plain)}"
         )
     return tokens

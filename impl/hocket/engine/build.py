@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from hocket.core.checks import require_int
+from hocket.core.checks import require_int, shown
 from hocket.core.config import KVCacheConfig, SchedulerConfig
 from hocket.core.request import Request, SamplingParams
 from hocket.engine.engine import Engine
@@ -47,9 +47,9 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {shown(self.dtype)}")
         if self.device not in DEVICES:
-            raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {self.device!r}")
+            raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {shown(self.device)}")
         require_int("kv_cache_memory", self.kv_cache_memory, 1)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from hocket.core.checks import require_bool, require_int, require_str
+from hocket.core.checks import require_bool, require_int, require_str, shown
 from hocket.core.config import KVCacheConfig, SchedulerConfig
 from hocket.core.errors import SchedulerError
 from hocket.core.phase import Phase
@@ -159,7 +159,7 @@ class Engine:
     def check_request(self, request: Request) -> None:
         """Raise the `ValueError` with which `add_request` would refuse the request; nothing changes."""
         if not isinstance(request, Request):
-            raise ValueError(f"request must be a Request, got {request!r}")
+            raise ValueError(f"request must be a Request, got {shown(request)}")
         name, params, vocab = request.request_id, request.sampling_params, self.runner.vocab_size
         for field, tokens in (
             ("prompt_token_ids", request.prompt_token_ids),

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from hocket.core.checks import shown
 from hocket.core.config import SchedulerConfig
 from hocket.core.request import Request, SamplingParams
 from hocket.core.speculative import agreed_tokens
@@ -179,13 +180,13 @@ def _listed(prompts: Any) -> list[str | tuple[int, ...]]:
     # Iterating over a tensor or an array gives scalars that can be iterated over themselves, up to an error.
     prompts = prompts.tolist() if hasattr(prompts, "tolist") else prompts
     if not _is_sequence(prompts):
-        raise ValueError(f"prompts must be a text, token ids, or a list of them, got {prompts!r}")
+        raise ValueError(f"prompts must be a text, token ids, or a list of them, got {shown(prompts)}")
     entries = [entry.tolist() if hasattr(entry, "tolist") else entry for entry in prompts]
     if entries and not any(isinstance(entry, str) or _is_sequence(entry) for entry in entries):
         return [tuple(entries)]
     for at, entry in enumerate(entries):
         if not isinstance(entry, str) and not _is_sequence(entry):
-            raise ValueError(f"prompts[{at}] must be a text or a list of token ids, got {entry!r}")
+            raise ValueError(f"prompts[{at}] must be a text or a list of token ids, got {shown(entry)}")
     return [entry if isinstance(entry, str) else tuple(entry) for entry in entries]
 
 
@@ -199,6 +200,6 @@ def _one_each(field: str, value: Any, count: int, kind: type) -> list[Any]:
     if isinstance(value, kind):
         return [value] * count
     if not isinstance(value, Sequence) or len(value) != count:
-        got = f"{len(value)} of them" if isinstance(value, Sequence) else repr(value)
+        got = f"{len(value)} of them" if isinstance(value, Sequence) else shown(value)
         raise ValueError(f"{field} must be one for all or one for each of the {count} prompts, got {got}")
     return list(value)

@@ -32,7 +32,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, TextIO, TypeAlias
 
 from hocket._version import __version__
-from hocket.core.checks import require_str
+from hocket.core.checks import require_str, shown
 from hocket.core.config import KVCacheConfig, KVGroupSpec, SchedulerConfig
 from hocket.core.phase import Phase
 from hocket.core.records import BlockIdsByGroup, FinishReason, RequestOutput, SchedulerOutput
@@ -224,7 +224,7 @@ def _column(name: str, values: Any, kinds: frozenset[type]) -> tuple[Any, ...]:
     """`values` as a tuple; `TypeError` if it is no list or holds something else."""
     if type(values) is not list or not kinds.issuperset(map(type, values)):
         allowed = " or ".join(sorted(kind.__name__ for kind in kinds))
-        raise TypeError(f"{name} must be a list of {allowed}, got {values!r}")
+        raise TypeError(f"{name} must be a list of {allowed}, got {shown(values)}")
     return tuple(values)
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from hocket.core.checks import shown
 from hocket.runner.packed_rules import (
     FINE,
     MAX_INDEX,
@@ -90,7 +91,7 @@ def rank_of(value: object, levels: int = LEVELS) -> int:
 
 def refuse(problem: Problem, text: str, ids: Any = ()) -> NoReturn:
     """Raise `problem`; `text` says field, value and what is allowed. A problem of one row needs `ids`."""
-    where = f"request {problem.row} ({ids[problem.row]!r}): " if problem.row >= 0 else ""
+    where = f"request {problem.row} ({shown(ids[problem.row])}): " if problem.row >= 0 else ""
     raise PackedPrefillError(problem, f"packed prefill: {where}{text}")
 
 
@@ -99,7 +100,7 @@ def checked_int(
 ) -> int:
     """Return `value` as an int in [low, high], or refuse it: for request `row` of `ids`, or for the pack."""
     if not is_integer(value):
-        text = f"{field} {value!r} ({type(value).__name__}) is not an integer in [{low}, {high}]"
+        text = f"{field} {shown(value)} ({type(value).__name__}) is not an integer in [{low}, {high}]"
         refuse(Problem(Code.TYPE, row, 0, 0), text, ids)
     problem = range_problem(row, int(value), low, high)
     if problem != FINE:
@@ -179,16 +180,16 @@ def _check_groups(pack: Pack) -> None:
         refuse(nowhere, f"windows is {type(windows).__name__}, expected a mapping from group name")
     for group in pack.block_sizes:
         if group not in pack.block_tables:
-            refuse(nowhere, f"block_tables has no group {group!r}, expected those of block_sizes")
+            refuse(nowhere, f"block_tables has no group {shown(group)}, expected those of block_sizes")
     for field, names in (("block_tables", pack.block_tables), ("windows", windows)):
         for group in names:
             if group not in pack.block_sizes:
-                refuse(nowhere, f"{field} has unknown group {group!r}, expected those of block_sizes")
+                refuse(nowhere, f"{field} has unknown group {shown(group)}, expected those of block_sizes")
     for group, block_size in pack.block_sizes.items():
-        checked_int(f"block_sizes[{group!r}]", block_size, 1)
+        checked_int(f"block_sizes[{shown(group)}]", block_size, 1)
         if windows.get(group) is not None:
-            checked_int(f"windows[{group!r}]", windows[group], 1)
-        check_rows_of(ids, f"block_tables[{group!r}]", pack.block_tables[group])
+            checked_int(f"windows[{shown(group)}]", windows[group], 1)
+        check_rows_of(ids, f"block_tables[{shown(group)}]", pack.block_tables[group])
 
 
 def check_rows(pack: Pack) -> list[int]:
@@ -285,7 +286,7 @@ def check_tables(pack: Pack) -> None:
 
 def _check_table(pack: Pack, row: int, group: Any, returned: int, needed: int) -> None:
     ids, table = pack.request_ids, pack.block_tables[group][row]
-    field = f"block_tables[{group!r}][{row}]"
+    field = f"block_tables[{shown(group)}][{row}]"
     rank = rank_of(table)
     if rank != 1:
         refuse(Problem(Code.SHAPE, row, 1, rank), f"{field} has rank {rank}, expected 1", ids)
