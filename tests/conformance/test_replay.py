@@ -451,7 +451,7 @@ def test_long_check_shows_progress(
         (lambda lines: ["{}", *lines[1:]], ":1: ValueError: the first record must be a header"),
         (lambda lines: [*lines[:40], lines[40][:-9]], ":41: JSONDecodeError"),
         (lambda lines: [*lines[:40], "\udcff"], ":41: UnicodeDecodeError"),
-        (lambda lines: [lines[0], lines[1].replace('"action"', '"act"', 1)], ":2: KeyError"),
+        (lambda lines: [lines[0], lines[1].replace('"action"', '"act"', 1)], ":2: ValueError: action must"),
         (lambda lines: [], ": empty, expected a header"),
     ],
     ids=["no header", "cut off", "no text", "other names", "empty"],

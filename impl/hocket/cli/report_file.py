@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from hocket.core.os_errors import naming
+
 
 class ReportFile:
     """The place of a report; a context, at whose end nothing is left beside it.
@@ -56,10 +58,10 @@ class ReportFile:
     def write(self, report: Mapping[str, Any]) -> None:
         """Put the report there, as JSON. Once."""
         text = json.dumps(report, indent=1) + "\n"
+        with naming(self._path):
+            (self._beside or self._path).write_text(text, encoding="utf-8")
         if self._beside is None:
-            self._path.write_text(text, encoding="utf-8")
             return
-        self._beside.write_text(text, encoding="utf-8")
         place = self._path.resolve()
         if place.exists():
             shutil.copymode(place, self._beside)

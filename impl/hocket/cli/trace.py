@@ -19,7 +19,8 @@ It prints "conforms: N steps", or the line of the first record that is not allow
 breaks (ARCHITECTURE.md states them) and the ten actions before it.
 """
 _EPILOG = """\
-Exit status: 0 it conforms, 1 it does not, 2 the file cannot be read or is no trace (the line is named).
+Exit status: 0 it conforms, 1 it does not, 2 the file cannot be read, is no trace (the line is named), or
+holds no action, so that there is nothing to check.
 Progress goes to the error stream.
 """
 
@@ -39,5 +40,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit status 0 if it conforms, 1 if it does not, 2 for a file that is no trace."""
+    """Exit status 0 if it conforms, 1 if it does not, 2 for a file that is no trace or a header alone."""
     return or_refuse("trace check", lambda: int(checker("trace_check", "hocket trace check").main(args.file)))

@@ -28,19 +28,33 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
+from sys import float_info
 from types import TracebackType
-from typing import Any, NamedTuple, TextIO, TypeAlias
+from typing import Any, NamedTuple, TextIO, TypeAlias, TypeVar, get_args
 
 from hocket._version import __version__
-from hocket.core.checks import require_str, shown
+from hocket.core.checks import require_bool, require_int, require_number, require_str, require_unique, shown
 from hocket.core.config import KVCacheConfig, KVGroupSpec, SchedulerConfig
+from hocket.core.os_errors import naming
 from hocket.core.phase import Phase
-from hocket.core.records import BlockIdsByGroup, FinishReason, RequestOutput, SchedulerOutput
+from hocket.core.records import AbortReason, BlockIdsByGroup, FinishReason, RequestOutput, SchedulerOutput
 from hocket.core.request import Request, SamplingParams
 
 TRACE_VERSION = 1
 
+T = TypeVar("T")
+
 _OUTPUT_FIELDS = tuple(f.name for f in fields(SchedulerOutput))
+_HEADER_FIELDS = ("action", "version", "hocket", "scheduler_config", "kv_cache_config", "runner")
+# Beside "action" and "t".
+_RECORD_FIELDS = {
+    "add": ("request",),
+    "schedule": ("output",),
+    "complete": ("step_id", "sampled_token_ids", "outputs"),
+    "preempt": ("request_id",),
+    "abort": ("request_id", "reason", "output"),
+}
+_PHASES = {phase.name.lower(): phase for phase in Phase}
 
 
 class TraceHeader(NamedTuple):
@@ -109,7 +123,7 @@ class TraceWriter:
     """
 
     def __init__(self, target: str | Path | TextIO, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._owned = isinstance(target, (str, Path))
+        self._path = target if isinstance(target, (str, Path)) else None
         self._file: TextIO
         if isinstance(target, (str, Path)):
             self._file = open(target, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - closed by `close`
@@ -166,8 +180,9 @@ class TraceWriter:
 
     def close(self) -> None:
         """Close the file if it was opened here."""
-        if self._owned:
-            self._file.close()
+        if self._path is not None:
+            with naming(self._path):
+                self._file.close()
 
     def __enter__(self) -> TraceWriter:
         return self
@@ -185,16 +200,19 @@ class TraceWriter:
         """Write the header, unless it is there, over what the file held."""
         if self._header is not None:
             if self._holds_something():
-                self._file.truncate(0)
+                with naming(self._path):
+                    self._file.truncate(0)
             self._line(self._header)
             self._header = None
 
     def _holds_something(self) -> bool:
         """Whether this is a file that was opened here and is not empty; a pipe or a device is none."""
-        return self._owned and self._file.seekable() and self._file.tell() > 0
+        return self._path is not None and self._file.seekable() and self._file.tell() > 0
 
     def _line(self, record: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
+        line = json.dumps(record, separators=(",", ":")) + "\n"
+        with naming(self._path):
+            self._file.write(line)
 
 
 def output_to_json(output: SchedulerOutput) -> dict[str, Any]:
@@ -228,25 +246,51 @@ def _column(name: str, values: Any, kinds: frozenset[type]) -> tuple[Any, ...]:
     return tuple(values)
 
 
+def _list(name: str, values: Any) -> list[Any]:
+    """`values`; `TypeError` if it is no list."""
+    if type(values) is not list:
+        raise TypeError(f"{name} must be a list, got {shown(values)}")
+    return values
+
+
+def _whole(name: str, content: Any, names: Sequence[str]) -> dict[str, Any]:
+    """`content`; `TypeError` or `ValueError` if it is no object of exactly these fields."""
+    if type(content) is not dict:
+        raise TypeError(f"{name} must be an object, got {shown(content)}")
+    if set(content) != set(names):
+        lacks, more = sorted(set(names) - set(content)), sorted(set(content) - set(names))
+        raise ValueError(f"{name} must have the fields {', '.join(names)}: lacks {lacks}, {more} are none")
+    return content
+
+
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
 def output_from_json(content: Mapping[str, Any], group_names: tuple[str, ...]) -> SchedulerOutput:
     """The inverse of `output_to_json`. Raises `ValueError`, `KeyError` or `TypeError` for anything else."""
-    if set(content) != set(_OUTPUT_FIELDS):
-        raise ValueError(f"output must have the fields {sorted(_OUTPUT_FIELDS)}, got {sorted(content)}")
+    _whole("output", content, _OUTPUT_FIELDS)
     values = {name: _column(name, content[name], kinds) for name, kinds in _ROWS.items()}
     values |= {name: _column(name, content[name], _STR) for name in _NOTICES}
-    values["new_block_ids"] = tuple([_blocks(row, group_names) for row in content["new_block_ids"]])
+    values["new_block_ids"] = tuple(
+        [_blocks(row, group_names) for row in _list("new_block_ids", content["new_block_ids"])]
+    )
     rows = len(values["request_ids"])
     for name, column in values.items():
         if name not in _NOTICES and len(column) != rows:
             raise ValueError(f"{name} must have {rows} entries, as request_ids has, got {len(column)}")
-    phase = None if content["phase"] is None else Phase[content["phase"].upper()]
-    step_id = content["step_id"]
+    said, step_id = content["phase"], content["step_id"]
+    if said is not None and (type(said) is not str or said not in _PHASES):
+        raise ValueError(f"phase must be {', '.join(_PHASES)} or null, got {shown(said)}")
+    phase = None if said is None else _PHASES[said]
     if type(step_id) is not (type(None) if phase is None else int):
-        raise ValueError(f"step_id must be an int, or null without rows, got {step_id!r}")
+        raise ValueError(f"step_id must be an int, or null without rows, got {shown(step_id)}")
     return SchedulerOutput(step_id=step_id, phase=phase, **values)
 
 
-def _blocks(row: Mapping[str, Any], group_names: tuple[str, ...]) -> BlockIdsByGroup:
+def _blocks(row: Any, group_names: tuple[str, ...]) -> BlockIdsByGroup:
+    if type(row) is not dict:
+        raise TypeError(f"new_block_ids must be a list of objects, got {shown(row)} in it")
     if not row:
         return BlockIdsByGroup(group_names, ((),) * len(group_names))
     if not set(row) <= set(group_names):
@@ -258,8 +302,26 @@ def _blocks(row: Mapping[str, Any], group_names: tuple[str, ...]) -> BlockIdsByG
 def iter_trace(source: str | Path) -> tuple[TraceHeader, Iterator[tuple[int, TraceRecord]]]:
     """The header, and the records with their lines (the header is line 1), read as they are asked for.
 
-    Raises `OSError`, and `ValueError` that names file, line and what is wrong: of a record in its turn.
+    Raises `OSError`, and `ValueError` that names file, line and what is wrong: of a record in its turn. A
+    header alone is refused at the end of its file: nothing was recorded that could be looked at.
     """
+    header, records = _read(source)
+    return header, _some(source, records)
+
+
+def _some(source: str | Path, records: Iterator[T]) -> Iterator[T]:
+    """The same, of which there must be one."""
+    first = next(records, None)
+    if first is None:
+        raise ValueError(
+            f"{source}: a header alone, expected the actions of a run: there is nothing to check"
+        )
+    yield first
+    yield from records
+
+
+def _read(source: str | Path) -> tuple[TraceHeader, Iterator[tuple[int, TraceRecord]]]:
+    """As `iter_trace`, but there may be no records."""
     path = Path(source)
     lines = _lines(path)
     first = next(lines, None)
@@ -281,13 +343,13 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def read_trace(source: str | Path) -> Trace:
     """Read a whole trace file. Raises `OSError`, and `ValueError` that names file, line and what is wrong."""
-    header, records = iter_trace(source)
+    header, records = _read(source)
     return Trace(header, tuple(record for _, record in records))
 
 
 def _parsed(path: Path, number: int, line: bytes, parse: Callable[[dict[str, Any]], Any]) -> Any:
     try:
-        content = json.loads(line)
+        content = json.loads(line, object_pairs_hook=_unique)
         if not isinstance(content, dict):
             raise TypeError(f"a record must be an object, got {type(content).__name__}")
         return parse(content)
@@ -295,42 +357,75 @@ def _parsed(path: Path, number: int, line: bytes, parse: Callable[[dict[str, Any
         raise ValueError(f"{path}:{number}: {type(error).__name__}: {error}") from error
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; `ValueError` for a key that comes twice: readers do not agree on which one counts."""
+    content = dict(pairs)
+    if len(content) != len(pairs):
+        require_unique("keys of an object", [key for key, _ in pairs])
+    return content
+
+
 def _header(content: dict[str, Any]) -> TraceHeader:
-    if content.get("action") != "header" or content.get("version") != TRACE_VERSION:
+    action, version = content.get("action"), content.get("version")
+    if action != "header" or type(version) is not int or version != TRACE_VERSION:
         raise ValueError(
             f"the first record must be a header of version {TRACE_VERSION}, got action "
-            f"{content.get('action')!r}, version {content.get('version')!r}"
+            f"{shown(action)}, version {shown(version)}"
         )
-    cache = content["kv_cache_config"]
+    _whole("header", content, _HEADER_FIELDS)
+    cache = _whole("kv_cache_config", content["kv_cache_config"], _names(KVCacheConfig))
+    groups = [_whole("groups", group, _names(KVGroupSpec)) for group in _list("groups", cache["groups"])]
+    if type(content["runner"]) is not dict:
+        raise TypeError(f"runner must be an object, got {shown(content['runner'])}")
     return TraceHeader(
-        SchedulerConfig(**content["scheduler_config"]),
-        KVCacheConfig(tuple(KVGroupSpec(**group) for group in cache["groups"]), cache["pools"]),
-        content["hocket"],
+        SchedulerConfig(**_whole("scheduler_config", content["scheduler_config"], _names(SchedulerConfig))),
+        KVCacheConfig(tuple(KVGroupSpec(**group) for group in groups), cache["pools"]),
+        require_str("hocket", content["hocket"]),
         content["runner"],
     )
 
 
 def _record(content: dict[str, Any], group_names: tuple[str, ...]) -> TraceRecord:
-    action, t = content["action"], float(content["t"])
+    action = content.get("action")
+    if type(action) is not str or action not in _RECORD_FIELDS:
+        raise ValueError(f"action must be add, schedule, complete, preempt or abort, got {shown(action)}")
+    _whole(action, content, ("action", "t", *_RECORD_FIELDS[action]))
+    require_number("t", content["t"], 0.0, float_info.max)
+    t = float(content["t"])
     if action == "add":
-        raw = dict(content["request"])
-        return AddRecord(t, Request(**raw | {"sampling_params": SamplingParams(**raw["sampling_params"])}))
+        raw = _whole("request", content["request"], _names(Request))
+        params = _whole("sampling_params", raw["sampling_params"], _names(SamplingParams))
+        return AddRecord(t, Request(**raw | {"sampling_params": SamplingParams(**params)}))
     if action == "schedule":
         return ScheduleRecord(t, output_from_json(content["output"], group_names))
     if action == "complete":
-        sampled = [_column("sampled_token_ids", row, _INT) for row in content["sampled_token_ids"]]
-        outputs = tuple([_request_output(output) for output in content["outputs"]])
-        return CompleteRecord(t, content["step_id"], tuple(sampled), outputs)
+        rows = _list("sampled_token_ids", content["sampled_token_ids"])
+        sampled = tuple([_column("sampled_token_ids", row, _INT) for row in rows])
+        outputs = tuple([_request_output(output) for output in _list("outputs", content["outputs"])])
+        return CompleteRecord(t, require_int("step_id", content["step_id"], 0), sampled, outputs)
     if action == "preempt":
         return PreemptRecord(t, require_str("request_id", content["request_id"]))
-    if action == "abort":
-        output = content["output"]
-        ended = None if output is None else _request_output(output)
-        name = require_str("request_id", content["request_id"])
-        return AbortRecord(t, name, content["reason"], ended)
-    raise ValueError(f"action must be add, schedule, complete, preempt or abort, got {action!r}")
+    output = content["output"]
+    ended = None if output is None else _request_output(output)
+    name = require_str("request_id", content["request_id"])
+    reason = _one_of("reason", content["reason"], get_args(AbortReason))
+    return AbortRecord(t, name, reason, ended)
 
 
-def _request_output(content: dict[str, Any]) -> RequestOutput:
-    tokens = _column("new_token_ids", content["new_token_ids"], _INT)
-    return RequestOutput(**content | {"new_token_ids": tokens})
+def _one_of(field: str, value: Any, allowed: tuple[Any, ...]) -> Any:
+    """`value`; `ValueError` if it is none of these."""
+    if type(value) not in (str, type(None)) or value not in allowed:
+        raise ValueError(f"{field} must be one of {', '.join(map(repr, allowed))}, got {shown(value)}")
+    return value
+
+
+def _request_output(content: Any) -> RequestOutput:
+    _whole("output", content, _names(RequestOutput))
+    require_bool("finished", content["finished"])
+    allowed = get_args(FinishReason) if content["finished"] else (None,)
+    return RequestOutput(
+        require_str("request_id", content["request_id"]),
+        _column("new_token_ids", content["new_token_ids"], _INT),
+        content["finished"],
+        _one_of("finish_reason", content["finish_reason"], allowed),
+    )
