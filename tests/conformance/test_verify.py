@@ -170,7 +170,7 @@ def test_command_refuses_what_makes_no_sense() -> None:
     for processes in ("0", "65", "100000"):
         status, _, err = command("--processes", processes)
         assert status == 2
-        assert f"--processes must be in [1, 64], got {processes}" in err
+        assert f"--processes must be an int in [1, 64], got {processes}" in err
     assert command("--soak", "0")[0] == 2
     assert command("--refuted", "no such fault")[0] == 2
 
