@@ -59,7 +59,12 @@ TIMES = dict.fromkeys(("ttft_s", "worst_gap_s", "latency_s"))
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--prompt-tokens", "256"], "prompt_tokens must be an int >= 257, got 256"),
+        (
+            ["--prompt-tokens", "256"],
+            "prompt_tokens (more than a chunk of 256) must be an int in [257, 16777216], got 256",
+        ),
+        (["--prompt-tokens", "99999999"], "must be an int in [257, 16777216], got 99999999"),
+        (["--prompt-tokens", "63", "--prefill-chunk-size", "8"], "must be an int in [64, 16777216], got 63"),
         (["--num-speculative-tokens", "0"], "num_speculative_tokens must be an int >= 1, got 0"),
         (
             ["--device", "npu"],

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hocket import SchedulerConfig
-from hocket.cli.main import main
+from hocket.cli.main import build_parser, main
 from tests.quality.sources import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -52,6 +52,16 @@ def test_table_of_flags_is_what_the_commands_take(command: str, capsys: pytest.C
     with pytest.raises(SystemExit):
         main([command, "--help"])
     assert documented <= set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+
+
+@pytest.mark.parametrize("command", ["demo", "generate"])
+def test_other_defaults_of_a_command_are_in_the_table(command: str) -> None:
+    args = build_parser(command).parse_args([command, *(["--model", "x"] if command == "generate" else [])])
+    meaning = {field.strip("`"): text for field, _, _, text in rows_of("| field ")}
+    for field in dataclasses.fields(SchedulerConfig):
+        own = getattr(args, field.name)
+        if own not in (field.default, None):
+            assert f"`hocket {command}`: {own} unless given" in meaning[field.name], field.name
 
 
 def test_table_of_guarantees_names_every_property_and_its_evidence() -> None:

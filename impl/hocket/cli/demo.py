@@ -45,11 +45,16 @@ from hocket.engine.results import RequestResult
 from hocket.model.recall import ANSWER
 from hocket.obs.trace import TraceWriter
 
+MOST_THREADS = 512  # beyond the cores of any machine; thousands of them end the process
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     parser.add_argument(
-        "--threads", type=int, metavar="N", help="threads of the model (default: as torch chooses)"
+        "--threads",
+        type=int,
+        metavar="N",
+        help=f"threads of the model, {MOST_THREADS} at most (default: as torch chooses)",
     )
     add_scheduler_arguments(parser, max_num_seqs=8)
     add_model_arguments(parser, kv_cache_memory="256MiB")
@@ -65,7 +70,7 @@ def _run(args: argparse.Namespace) -> int:
     config = scheduler_config(args)
     options = ModelOptions(**model_options(args))
     if args.threads is not None:
-        torch.set_num_threads(require_int("threads", args.threads, 1))
+        torch.set_num_threads(require_int("threads", args.threads, 1, MOST_THREADS))
     loaded, kind = load(options, config.num_speculative_tokens)
     needle, live = requests_of(loaded, config)
     job = Job(loaded, config, needle, live, args.seed, args.progress, args.shadow_check)

@@ -77,13 +77,20 @@ def _run(args: argparse.Namespace) -> int:
 
 def _prompts(args: argparse.Namespace) -> list[str]:
     prompts = list(args.prompt)
-    if args.prompt_file == "-":
-        prompts += sys.stdin.read().splitlines()
-    elif args.prompt_file is not None:
-        prompts += Path(args.prompt_file).read_text(encoding="utf-8").splitlines()
+    if args.prompt_file is not None:
+        prompts += _read(args.prompt_file).splitlines()
     if not prompts:
         raise ValueError("give at least one --prompt, or a --prompt-file that is not empty")
     return prompts
+
+
+def _read(name: str) -> str:
+    """The file's text; - is standard input. `OSError` or `ValueError`, which names the file."""
+    try:
+        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        source = "standard input" if name == "-" else name
+        raise ValueError(f"prompt_file {source}: not UTF-8: {error}") from error
 
 
 def _line(result: RequestResult) -> str:

@@ -8,25 +8,28 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
+from hocket.core.checks import require_int
 from hocket.core.config import SchedulerConfig
 from hocket.core.errors import SchedulerError
 from hocket.core.speculative import agreed_tokens
 from hocket.engine.errors import EngineDeadError
 from hocket.engine.results import EngineStats, RequestMetrics
 
+MOST_IN_FLIGHT = 64
+"""Greatest `async_depth` of the commands: deeper pipelines gain nothing, and their steps cost memory."""
 _HELP = {
     "max_num_seqs": "running requests at most, both phases together",
     "max_num_batched_tokens": "tokens of one dispatch at most",
     "prefill_chunk_size": "tokens of one prefill row at most",
     "max_model_len": "prompt plus outputs of one request at most",
-    "async_depth": "dispatches in flight at most; 1 is synchronous",
+    "async_depth": f"dispatches in flight at most; 1 is synchronous, {MOST_IN_FLIGHT} the most",
     "num_speculative_tokens": "drafts of a decode row, made by the checkpoint's MTP layers",
     "prefill_steps_per_turn": "prefill dispatches before decode is owed",
     "decode_steps_per_turn": "decode dispatches before prefill is owed",
     "chunk_alignment": "ends of non-final chunks are multiples of it",
     "reserve_full_prompt": "admit a request only if its whole prompt fits, and promise it those blocks",
     "watermark": "fraction of each block pool that an admission must leave free",
-    "enable_prefix_caching": "reuse the blocks of equal prompt beginnings",
+    "enable_prefix_caching": "reuse the blocks of equal prompt beginnings; not available yet, and refused",
     "max_num_queued_reqs": "refuse requests when so many wait",
 }
 _ALIASES = {"prefill_chunk_size": ("--long-prefill-token-threshold",)}
@@ -59,9 +62,12 @@ def add_scheduler_arguments(parser: argparse.ArgumentParser, **defaults: Any) ->
 
 
 def scheduler_knobs(args: argparse.Namespace) -> dict[str, Any]:
-    """The knobs that the flags say, without those that are left to the model (None)."""
+    """The knobs that the flags say, without those that are left to the model (None). `ValueError` for an
+    `async_depth` above `MOST_IN_FLIGHT`.
+    """
     named = {field.name: getattr(args, field.name) for field in fields(SchedulerConfig)}
     knobs = {name: value for name, value in named.items() if value is not None}
+    require_int("async_depth", knobs["async_depth"], 1, MOST_IN_FLIGHT)
     if args.speculative_config is not None:
         plain = knobs["num_speculative_tokens"] or None
         knobs["num_speculative_tokens"] = agreed_tokens(plain, args.speculative_config)

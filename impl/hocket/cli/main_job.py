@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hocket.cli.guided_drafts import guide
-from hocket.core.checks import require_int
 from hocket.core.config import SchedulerConfig
 from hocket.core.phase import Phase
 from hocket.core.records import SchedulerOutput
@@ -28,8 +27,6 @@ from hocket.model.recall import ANSWER, PROMPT_TOKENS, live_prompt, needle_promp
 from hocket.obs.trace import TraceWriter
 
 NEEDLE, LIVE = "needle", "live"
-MOST_IN_FLIGHT = 64
-"""Greatest `async_depth` of these commands: the live request grows with it."""
 _LIVE_TOKENS = 64
 _MTP_SEED = 0
 
@@ -109,11 +106,7 @@ def load(options: ModelOptions, drafts: int) -> tuple[LoadedModel, str]:
 def requests_of(
     loaded: LoadedModel, config: SchedulerConfig, prompt_tokens: int = PROMPT_TOKENS
 ) -> tuple[Request, Request]:
-    """The long prompt, and a live request that outlasts its prefill whatever the chunk size.
-
-    `ValueError` for an `async_depth` above `MOST_IN_FLIGHT`.
-    """
-    require_int("async_depth", config.async_depth, 1, MOST_IN_FLIGHT)
+    """The long prompt, and a live request that outlasts its prefill whatever the chunk size."""
     prompt = needle_prompt(prompt_tokens)
     steps = -(-len(prompt.token_ids) // chunk_size(config))
     at_once = 1 + config.num_speculative_tokens

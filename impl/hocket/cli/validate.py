@@ -44,7 +44,7 @@ from hocket.core.checks import require_int
 from hocket.core.config import SchedulerConfig
 from hocket.engine.build import LoadedModel, ModelOptions
 from hocket.engine.results import RequestResult
-from hocket.model.recall import PROMPT_TOKENS
+from hocket.model.recall import MAX_PROMPT_TOKENS, MIN_PROMPT_TOKENS, PROMPT_TOKENS
 from hocket_kernels.registry import overview
 
 REPORT_VERSION = 1
@@ -54,7 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     parser.add_argument("--report", metavar="FILE", help="write what was run and found to FILE, as JSON")
     parser.add_argument(
-        "--prompt-tokens", type=int, default=PROMPT_TOKENS, metavar="N", help="length of the long prompt"
+        "--prompt-tokens",
+        type=int,
+        default=PROMPT_TOKENS,
+        metavar="N",
+        help="length of the long prompt, more than a chunk",
     )
     add_scheduler_arguments(parser, max_num_seqs=8, num_speculative_tokens=1)
     add_model_arguments(parser, kv_cache_memory="256MiB")
@@ -77,7 +81,9 @@ def _place_and_run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace, report: ReportFile | None) -> int:
     config = scheduler_config(args)
     require_int("num_speculative_tokens", config.num_speculative_tokens, 1)
-    require_int("prompt_tokens", args.prompt_tokens, chunk_size(config) + 1)
+    least = max(MIN_PROMPT_TOKENS, chunk_size(config) + 1)
+    field = f"prompt_tokens (more than a chunk of {chunk_size(config)})"
+    require_int(field, args.prompt_tokens, least, MAX_PROMPT_TOKENS)
     options = ModelOptions(**model_options(args))
     if args.trace is not None:
         raise ValueError("trace must not be given: the report holds the steps of all rounds")

@@ -94,7 +94,10 @@ class LoadedModel:
                 raise ValueError(
                     f"request {request_id!r}: prompt must be token ids: the model has no tokenizer"
                 )
-            prompt = tuple(self.tokenizer.encode(prompt))
+            try:
+                prompt = tuple(self.tokenizer.encode(prompt))
+            except ValueError as error:
+                raise ValueError(f"request {request_id!r}: prompt: {error}") from error
         eos = self.config.eos_token_ids
         if len(eos) > 1 and not params.ignore_eos:
             params = replace(params, stop_token_ids=(*params.stop_token_ids, *eos[1:]))
@@ -114,6 +117,8 @@ def load_model(
     mtp: the MTP layers too, which speculation needs. With `random_mtp_seed` a checkpoint that has none gets
         a random one: it guesses badly, and all else is as with a good one.
     """
+    if not isinstance(folder, (str, Path)):
+        raise ValueError(f"model must be the path of a checkpoint folder, got {shown(folder)}")
     options = options or ModelOptions()
     device, dtype = open_device(options.device), DTYPES[options.dtype]
     config, tensors, drafts = load_checkpoint(folder, dtype=dtype, load_mtp=mtp)

@@ -63,6 +63,12 @@ class LLM:
         if speculative_config is not None:
             plain = scheduler_knobs.get("num_speculative_tokens")
             scheduler_knobs["num_speculative_tokens"] = agreed_tokens(plain, speculative_config)
+        for name in scheduler_knobs:
+            if name not in SchedulerConfig.__dataclass_fields__:
+                raise TypeError(
+                    f"LLM got an unexpected keyword argument {name!r}: neither one of its own nor a field of "
+                    "SchedulerConfig"
+                )
         config = SchedulerConfig(**scheduler_knobs)
         options = {
             "dtype": dtype,

@@ -29,7 +29,7 @@ EOS_TOKEN_ID = 1
 _KEYS = ("alpha", "beta", "gamma")
 _QUESTION = ["question", ":", "list", "codes", "?", "answer", ":"]
 _NEEDLE_TOKENS = 7
-_MIN_TOKENS = 64
+MIN_PROMPT_TOKENS, MAX_PROMPT_TOKENS = 64, 1 << 24
 _FILLERS = [f"f{i}" for i in range(192)]
 _WEIGHTS = [(i + 1) ** -0.7 for i in range(len(_FILLERS))]
 _LIMITS = [total / sum(_WEIGHTS) for total in itertools.accumulate(_WEIGHTS[:-1])]
@@ -78,7 +78,7 @@ def build_prompt(tokens: int, depths: Sequence[float], codes: Sequence[str], see
     ValueError for fewer than 64 tokens, for depths that are not three ascending numbers in [0, 1] far enough
     apart, and for codes that the vocabulary does not have.
     """
-    require_int("tokens", tokens, _MIN_TOKENS, 1 << 24)
+    require_int("tokens", tokens, MIN_PROMPT_TOKENS, MAX_PROMPT_TOKENS)
     body = tokens - 1 - len(_QUESTION)
     starts = [int(depth * (body - _NEEDLE_TOKENS)) for depth in depths]
     apart = all(b - a >= _NEEDLE_TOKENS for a, b in itertools.pairwise(starts))

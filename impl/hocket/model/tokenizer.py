@@ -98,9 +98,16 @@ class Tokenizer:
         return found
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of `text`. Special tokens spelled out in the text are recognised. ValueError if the
-        library panics.
+        """Token ids of `text`. Special tokens spelled out in the text are recognised. ValueError for a text
+        that UTF-8 cannot say (it has a lone surrogate), or if the library panics.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            alone = text[error.start]
+            raise ValueError(
+                f"text must hold characters only, got the lone surrogate {alone!r} at {error.start}"
+            ) from None
         try:
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (Exception, *_EXITS):

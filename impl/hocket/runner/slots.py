@@ -14,11 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.core.checks import require_int
 from hocket.core.config import KVCacheConfig
 from hocket.runner.api import NewRequest, RunnerError
 from hocket.runner.slot_rules import enough, lowest, others, with_freed
 
 IntArray = NDArray[np.int32]
+
+MAX_SLOTS = 1 << 16
+"""Of a runner: greatest `max_num_seqs`. Its tables have a line for each."""
 
 
 @dataclass(slots=True)
@@ -43,6 +47,8 @@ class SlotTable:
     """
 
     def __init__(self, max_slots: int, kv_cache_config: KVCacheConfig, max_model_len: int) -> None:
+        """`ValueError` for more than `MAX_SLOTS` slots, or for tables that memory does not hold."""
+        require_int("max_num_seqs", max_slots, 1, MAX_SLOTS)
         self.groups = kv_cache_config.groups
         blocks = list(kv_cache_config.pool_blocks.values())
         self._last_block = {
@@ -54,9 +60,15 @@ class SlotTable:
         self.at_most = np.zeros(max_slots, dtype=np.int64)
         self.unsettled = np.zeros(max_slots, dtype=np.int64)
         """`[slots]`: rows that sample, were launched and are not settled yet."""
-        self.tables = {
-            g.name: np.zeros((max_slots, -(-max_model_len // g.block_size)), np.int32) for g in self.groups
-        }
+        widths = {g.name: -(-max_model_len // g.block_size) for g in self.groups}
+        try:
+            self.tables = {name: np.zeros((max_slots, width), np.int32) for name, width in widths.items()}
+        except (MemoryError, ValueError, OverflowError) as error:  # NumPy's for what no address can reach
+            size = 4 * max_slots * sum(widths.values())
+            raise ValueError(
+                f"max_num_seqs = {max_slots} and max_model_len = {max_model_len} need block tables of {size} "
+                "bytes, which memory does not hold"
+            ) from error
         self.columns = {g.name: np.zeros(max_slots, dtype=np.int64) for g in self.groups}
         self._slot_of: dict[str, int] = {}
         self._free = tuple(range(max_slots))  # in ascending order

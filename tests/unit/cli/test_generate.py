@@ -45,6 +45,19 @@ def test_prompts_from_a_file_and_from_standard_input(capsys, tmp_path, monkeypat
     assert capsys.readouterr().out.startswith("ORBIT-7319\n")
 
 
+def test_prompts_that_are_no_text_name_where_they_came_from(capsys, tmp_path, monkeypatch):
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(b"fine\n\xff\n")
+    assert main([*MODEL, "--prompt-file", str(file)]) == 2
+    assert f"prompt_file {file}: not UTF-8: " in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))
+    assert main([*MODEL, "--prompt-file", "-"]) == 2
+    assert "prompt_file standard input: not UTF-8: " in capsys.readouterr().err
+    assert main([*MODEL, "--prompt", "fine", "--prompt", "no\udcff text"]) == 2
+    said = "request '0-1': prompt: text must hold characters only, got the lone surrogate '\\udcff' at 2"
+    assert capsys.readouterr().err == f"hocket generate: error: {said}\n"
+
+
 def test_sampling_flags_reach_the_sampler(capsys):
     words = ["--prompt", needle_prompt(100).text, "--temperature", "40", "--ignore-eos", "--max-tokens", "12"]
     said = []
@@ -92,3 +105,5 @@ def test_an_old_trace_survives_a_prompt_that_is_too_long(capsys, tmp_path):
     assert trace.read_text() == "old\n"
     assert main([*MODEL, "--trace", "/nowhere/trace", "--prompt", needle_prompt(100).text]) == 2
     assert "/nowhere/trace" in capsys.readouterr().err
+    assert main([*MODEL, "--trace", "/dev/full", "--prompt", needle_prompt(100).text]) == 2
+    assert capsys.readouterr().err.endswith("error: [Errno 28] No space left on device: '/dev/full'\n")

@@ -7,6 +7,7 @@ import pytest
 
 from hocket import SchedulerConfig
 from hocket.cli.knobs import (
+    MOST_IN_FLIGHT,
     _by_group,
     _size,
     add_model_arguments,
@@ -111,6 +112,16 @@ def test_model_options():
     }
 
 
+@pytest.mark.parametrize("command", ["demo", "generate", "validate"])
+def test_the_help_says_how_far_a_flag_goes(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"1 is synchronous, {MOST_IN_FLIGHT} the most (default: 2)" in said
+    assert "not available yet, and refused" in said
+    assert ("threads of the model, 512 at most" in said) == (command == "demo")
+
+
 @pytest.mark.parametrize("error", [QueueFullError("no room"), EngineDeadError("it died"), OSError("no disk")])
 def test_a_refusal_and_a_dead_engine_are_one_line_and_status_2(error, capsys):
     def fail():
@@ -157,7 +168,7 @@ def test_bad_input_is_one_line_and_status_2(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["demo", "--async-depth", "0"], "async_depth must be an int >= 1, got 0"),
+        (["demo", "--async-depth", "0"], "async_depth must be an int in [1, 64], got 0"),
         (["demo", "--async-depth", "65"], "async_depth must be an int in [1, 64], got 65"),
         (["validate", "--async-depth", "65"], "async_depth must be an int in [1, 64], got 65"),
         (["validate", "--async-depth", f"1{23 * '0'}"], "async_depth must be an int in [1, 64], got 1000"),
@@ -167,10 +178,19 @@ def test_bad_input_is_one_line_and_status_2(capsys):
         (["demo", "--max-model-len", "100"], "request 'needle': prompt_token_ids must hold at most"),
         (["demo", "--trace", "/nowhere/trace"], "No such file or directory: '/nowhere/trace'"),
         (["demo", "--max-num-queued-reqs", "0"], "max_num_queued_reqs (if not None) must be an int >= 1"),
-        (["demo", "--threads", "0"], "threads must be an int >= 1, got 0"),
+        (["demo", "--threads", "0"], "threads must be an int in [1, 512], got 0"),
+        (["demo", "--threads", "100000"], "threads must be an int in [1, 512], got 100000"),
         (["demo", "--max-model-len", "4096"], "prompt_token_ids must hold at most max_model_len"),
         (["generate", "--model", "/nowhere", "--prompt", "x"], "/nowhere/config.json: no such file"),
         (["generate", "--model", "/nowhere"], "give at least one --prompt"),
+        (
+            ["generate", "--model", "/nowhere", "--prompt", "x", "--async-depth", "65"],
+            "async_depth must be an int in [1, 64], got 65",
+        ),
+        (
+            ["demo", "--max-num-seqs", "1000000000"],
+            "max_num_seqs must be an int in [1, 65536], got 1000000000",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

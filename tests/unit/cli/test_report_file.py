@@ -19,6 +19,11 @@ def test_it_stands_there_once_it_is_written(tmp_path):
     assert os.listdir(tmp_path) == ["report"]
 
 
+def test_a_full_disk_is_told_with_the_name_of_the_file():
+    with ReportFile("/dev/full") as report, pytest.raises(OSError, match="device: '/dev/full'"):
+        report.write({"a": 1})
+
+
 def test_an_old_one_stays_until_then(tmp_path):
     place = tmp_path / "report"
     place.write_text("old\n")

@@ -222,8 +222,21 @@ def test_text_stop_strings_and_a_trace_on_the_shipped_checkpoint(tmp_path):
 def test_bad_knobs_are_named(knobs, message):
     with pytest.raises(ValueError, match=message):
         LLM(tiny_folder(), **knobs)
-    with pytest.raises(TypeError, match="unexpected keyword"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'no_such_knob': neither"):
         LLM(tiny(), no_such_knob=1)
+
+
+@pytest.mark.parametrize("model", [None, 3, b"folder", ["folder"]], ids=str)
+def test_what_is_no_model_is_refused(model):
+    with pytest.raises(ValueError, match="model must be the path of a checkpoint folder, got"):
+        LLM(model)
+
+
+def test_a_prompt_that_no_encoding_can_say_is_refused_before_anything_starts():
+    with LLM(recall_folder(), max_model_len=400, max_num_seqs=2) as made:
+        with pytest.raises(ValueError, match=r"request '0-1': prompt: text must .*, got the lone surrogate"):
+            made.generate(["fine", "\ud800"])
+        assert not made.engine.has_unfinished_requests()
 
 
 def test_engines_and_streams_from_a_folder():
