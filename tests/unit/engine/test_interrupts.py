@@ -65,6 +65,7 @@ def test_ctrl_c_at_the_very_moment_a_result_comes_in_loses_nothing(depth, at):
 RANDOM = """
 import _thread, os, signal, sys, threading, time
 sys.path[:0] = [sys.argv[1]]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what ran this may ignore it
 from hocket.engine.errors import EngineDeadError
 from tests.unit.engine.test_interrupts import within
 from tests.unit.engine.world import Wrapped, drain, make_engine, request, tokens_of
@@ -120,6 +121,7 @@ def test_a_signal_ends_the_wait_for_a_result():
     """`collect` sleeps in a call that a signal wakes."""
     code = (
         "import os, signal, threading, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # what ran this may ignore it
         "from hocket.engine.executor import ThreadExecutor\n"
         "threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
         "try: ThreadExecutor(None).collect()\n"
