@@ -99,13 +99,13 @@ class SlotTable:
         return list(lowest(free, count))
 
     def drop(self, request_id: str) -> None:
-        """End the incarnation: the slot is cleared and free."""
+        """End the incarnation: the slot is free. Its epoch, progress and columns are written before they are
+        read again; what is added to, or read beyond what was written, is cleared.
+        """
         slot = self._slot_of.pop(request_id)
-        self.epochs[slot] = -1
-        self.computed[slot] = self.at_most[slot] = self.unsettled[slot] = 0
-        for group in self.groups:
-            self.tables[group.name][slot] = 0
-            self.columns[group.name][slot] = 0
+        self.at_most[slot] = self.unsettled[slot] = 0
+        for table in self.tables.values():
+            table[slot] = 0
         self._free = with_freed(self._free, slot)
 
     def occupy(self, request_id: str, epoch: int, slot: int) -> None:
