@@ -23,7 +23,7 @@ def _detokenizer(tokenizer: Decoder) -> IncrementalDetokenizer:
 
 
 class Processed(NamedTuple):
-    """An update, and whether a stop string ended the request (the scheduler does not know of it yet)."""
+    """An update, and whether a stop string ended the request (which the scheduler may not know of yet)."""
 
     update: RequestUpdate
     stopped: bool
@@ -129,7 +129,7 @@ class OutputProcessor:
         update = RequestUpdate(
             news.request_id, news.new_token_ids[:taken], text, finished, reason, new_logprobs, result
         )
-        return Processed(update, stopped and not news.finished)
+        return Processed(update, stopped)
 
     def end(self, request_id: str, reason: FinishReason, error: str | None, now: float) -> RequestUpdate:
         """End a live request from outside (abort, error): its text so far is its text."""
