@@ -212,11 +212,9 @@ class ModelRunner:
         self.computed[slots] = dispatch.starts + emitted
         if self.drafter is not None and streams is not None:
             most = 1 if counts is None else self.runtime.largest(counts, shape[1])
-            used = torch.arange(most, device=chosen.device) < emitted.unsqueeze(1)
-            ids = torch.where(used, chosen[:, :most], 0)
             assert dispatch.extent is not None
             rows = Extent(dispatch.extent.starts, (most,) * shape[0], exact=False)
-            confirmed = replace(dispatch, token_ids=ids, num_tokens=emitted, extent=rows)
+            confirmed = replace(dispatch, token_ids=chosen[:, :most], num_tokens=emitted, extent=rows)
             self.drafter.follow_decode(_slot_rows(plan, there), confirmed, streams[:, :most])
         return counts
 
