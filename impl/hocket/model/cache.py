@@ -7,6 +7,8 @@ layers of a group share its block table: block b is page b in each layer's plane
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -19,8 +21,9 @@ class GroupedCache:
     """The cache tensors of all groups.
 
     Group names not of this model, missing ones, and block sizes that are no multiple of the group's ratio are
-    a `ValueError`. Tensors are not cleared between owners: a row is readable only once its owner has written
-    it. Groups that share a pool get tensors of their own, each of the pool's size.
+    a `ValueError`, and so are tensors that the device has no memory for. Tensors are not cleared between
+    owners: a row is readable only once its owner has written it. Groups that share a pool get tensors of
+    their own, each of the pool's size.
     """
 
     def __init__(
@@ -48,13 +51,8 @@ class GroupedCache:
                     f"its compression ratio, got {specs[name].block_size}"
                 )
             rows = (pool_sizes[pool_of[name]] + 1) * self.rows_per_block(name)
-            tensor = torch.zeros(
-                len(layout.layers),
-                rows,
-                layout.width,
-                dtype=torch.float32 if layout.is_state else dtype,
-                device=device,
-            )
+            shape = (len(layout.layers), rows, layout.width)
+            tensor = _zeros(name, shape, torch.float32 if layout.is_state else dtype, device)
             self.tensors[name] = tensor
             self._rows.update({(name, layer): tensor[i] for i, layer in enumerate(layout.layers)})
 
@@ -76,3 +74,15 @@ class GroupedCache:
         """Overwrite every row of every group, the null block's too (tests fill with NaN)."""
         for tensor in self.tensors.values():
             tensor.fill_(value)
+
+
+def _zeros(group: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """The tensor of a group; `ValueError` says its size if there is no memory for it."""
+    try:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # each device has its own kind
+        why = str(error).partition("\n")[0]
+        raise ValueError(
+            f"kv_cache_memory must fit into the memory of {device}, got {math.prod(shape) * dtype.itemsize} "
+            f"bytes for group {group!r}: {why}"
+        ) from error

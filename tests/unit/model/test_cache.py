@@ -51,6 +51,16 @@ def test_groups_must_be_the_models_own() -> None:
         GroupedCache(MODEL, KVCacheConfig(groups=surplus), torch.float32)
 
 
+@pytest.mark.parametrize("blocks", [1 << 48, 1 << 100])
+def test_a_cache_that_memory_does_not_hold_is_refused_by_its_size(blocks: int) -> None:
+    """More than any address space, and more than a tensor can count."""
+    groups = [dataclasses.replace(g, num_blocks=blocks) for g in cache_config(MODEL, "odd", 100).groups]
+    size = 3 * (blocks + 1) * 7 * 32 * 2
+    message = f"kv_cache_memory must fit into the memory of cpu, got {size} bytes for group 'swa': "
+    with pytest.raises(ValueError, match=re.escape(message)):
+        GroupedCache(MODEL, KVCacheConfig(groups=tuple(groups)), torch.bfloat16)
+
+
 def test_blocks_hold_whole_rows() -> None:
     groups = [
         dataclasses.replace(g, block_size=130) if g.name == "c128" else g
