@@ -27,6 +27,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
+from functools import cache
 from pathlib import Path
 from sys import float_info
 from types import TracebackType
@@ -263,6 +264,7 @@ def _whole(name: str, content: Any, names: Sequence[str]) -> dict[str, Any]:
     return content
 
 
+@cache
 def _names(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
