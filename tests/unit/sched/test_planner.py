@@ -79,3 +79,34 @@ def test_a_request_that_wants_fewer_drafts_gets_shorter_rows() -> None:
         scheduler.add_request(Request(name, (1,), params))
     complete(scheduler, scheduler.schedule())
     assert scheduler.schedule().num_scheduled_tokens == (4, 1, 3, 4)
+
+
+def test_a_call_admits_no_more_than_there_are_seats() -> None:
+    scheduler = make(max_num_seqs=2, max_num_batched_tokens=64)
+    for name in "abcd":
+        add(scheduler, name, 4, 4)
+    assert scheduler.schedule().request_ids == ("a", "b")
+    assert (scheduler.num_running, scheduler.num_waiting) == (2, 2)
+
+
+def test_nobody_overtakes_a_head_whose_old_rows_are_in_flight() -> None:
+    scheduler = make(async_depth=3, max_num_batched_tokens=64)
+    add(scheduler, "a", 4, 4)
+    flight = [scheduler.schedule()]
+    scheduler.preempt_request("a")
+    add(scheduler, "b", 4, 4)
+    assert scheduler.schedule().is_empty
+    complete(scheduler, flight[0])
+    assert scheduler.schedule().request_ids == ("a", "b")
+
+
+def test_nobody_overtakes_a_victim_in_the_call_that_preempts_it() -> None:
+    """`a` needs one of the two blocks that `c` gives up; the other would do for `d`, its junior."""
+    scheduler = make(blocks=5, block_size=2, prefill_chunk_size=4, reserve_full_prompt=False)
+    for name in ("a", "c"):
+        add(scheduler, name, 8, 1)
+    complete(scheduler, scheduler.schedule())
+    add(scheduler, "d", 2, 1)
+    output = scheduler.schedule()
+    assert (rows(output), output.preempted_request_ids) == ([("a", 4, 4)], ("c",))
+    assert scheduler.free_blocks("a") == 1

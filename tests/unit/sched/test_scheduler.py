@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hocket.core.config import SchedulerConfig
+from hocket.core.config import KVCacheConfig, KVGroupSpec, SchedulerConfig
 from hocket.core.errors import QueueFullError
 from hocket.core.phase import Phase
 from hocket.core.records import BlockIdsByGroup, RequestOutput, SchedulerOutput
@@ -381,3 +381,10 @@ def test_the_ledger_forgets_epochs_without_rows_and_tells_requests_apart() -> No
     complete(scheduler, first)
     complete(scheduler, second)
     assert len(ledger._rows_of_epoch) == 0
+
+
+def test_a_scheduler_tells_what_it_was_made_of() -> None:
+    config, cache = SchedulerConfig(), KVCacheConfig(groups=(KVGroupSpec("a", 4, 9),))
+    scheduler = Scheduler(config, cache)
+    assert scheduler.config is config
+    assert scheduler.kv_cache_config is cache
