@@ -706,3 +706,41 @@ def test_records_are_immutable() -> None:
         output.new_block_ids[0]["A"] = ()  # type: ignore[index]
     with pytest.raises(TypeError):
         output.request_ids[0] = "x"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"seed": 0},
+        {"seed": 2**64 - 1},
+        {"top_p": 0.5},
+        {"top_p": 2**-100},
+        {"min_p": 0.0},
+        {"min_p": 1.0},
+        {"temperature": 0},
+    ],
+)
+def test_sampling_takes_the_ends_of_its_ranges(fields: dict[str, Any]) -> None:
+    assert {name: getattr(SamplingParams(**fields), name) for name in fields} == fields
+
+
+def test_requests_take_the_ends_of_their_ranges() -> None:
+    for priority in (-(2**63), 2**63 - 1):
+        assert Request("r", (0, 2**31 - 1), priority=priority).priority == priority
+    for priority in (-(2**63) - 1, 2**63):
+        refused(ValueError, making(Request, "r", (1,), priority=priority), "request 'r': priority")
+
+
+def test_refusals_show_the_value_and_its_type() -> None:
+    refused(ValueError, making(Request, "r", 7), "must be a sequence of token ids, got 7")
+    refused(ValueError, making(Request, "r", (1.5,)), "prompt_token_ids[0]", "got 1.5 of type float")
+    refused(ValueError, making(Request, "r", (1,), sampling_params=7), "sampling_params", "got 7")
+    refused(ValueError, making(SamplingParams, seed="x"), "seed (if not None) must be", "got 'x'")
+
+    class Silent:
+        def __repr__(self) -> str:
+            raise ValueError("no")
+
+    refused(
+        ValueError, making(SchedulerConfig, max_num_seqs=Silent()), "a value that cannot be printed (Silent)"
+    )

@@ -28,7 +28,7 @@ class PlannedRow(NamedTuple):
 
     live: LiveRequest
     length: int
-    admitted: bool
+    admitted: bool = False
 
 
 class Plan(NamedTuple):
@@ -98,7 +98,7 @@ class _Attempt:
             length = self._chunk_len(live.progress.computed, live.replay_len)
             end = live.progress.computed + length
             if kernel.row_fits(length, self._budget_left) and self._grant(index, end):
-                self._add_row(live, length, False)
+                self._add_row(live, length)
         for live in waiting if admissions_open else ():
             if live is not overdue and not self._admit(live):
                 break
@@ -114,7 +114,7 @@ class _Attempt:
             if not kernel.row_fits(length, self._budget_left):
                 break
             if self._grant(index, live.progress.computed + 1):
-                self._add_row(live, length, False)
+                self._add_row(live, length)
         self._extend_by_drafts()
 
     def _by_service(self, phase: int) -> Iterator[int]:
@@ -132,7 +132,7 @@ class _Attempt:
             computed, replay_len, config.aligned_chunk_size, self._budget_left, config.chunk_alignment
         )
 
-    def _add_row(self, live: LiveRequest, length: int, admitted: bool) -> None:
+    def _add_row(self, live: LiveRequest, length: int, admitted: bool = False) -> None:
         self.rows.append(PlannedRow(live, length, admitted))
         self._budget_left = kernel.budget_after(self._budget_left, length)
 
@@ -203,4 +203,4 @@ class _Attempt:
             if kernel.fits(extra, self.account.left_for_drafts()):
                 self.account.take_drafts(extra)
             else:
-                self.rows[position] = PlannedRow(live, 1, False)
+                self.rows[position] = PlannedRow(live, 1)

@@ -27,7 +27,7 @@ def test_the_null_block_is_never_handed_out() -> None:
     pool = BlockPool(4)
     assert sorted(pool.take(4)) == [1, 2, 3, 4]
     assert pool.take(0) == []
-    assert pool.num_free == 0
+    assert (pool.num_free, pool.num_blocks) == (0, 4)
 
 
 def test_a_pool_refuses_to_grant_more_than_is_free_and_to_free_twice() -> None:
