@@ -72,7 +72,7 @@ mutate-spec: $(STAMP) ## weaken the specification in every way; what no test see
 mutate-kernel: $(STAMP) ## change the decisions place by place; the theorems alone must notice (minutes)
 	@$(BIN)/python -m hocket_proofs.mutate kernel --fresh $(ARGS)
 
-mutate: $(STAMP) ## the same for scheduler, pools, nouns and validator, by tests and lock-step (hours, goes on)
+mutate: $(STAMP) ## the same for scheduler, pools, nouns and validator, by tests and lock-step (half an hour, goes on)
 	@$(BIN)/python -m hocket_proofs.mutate product $(ARGS)
 
 lint types arrows: $(STAMP) ## one of the static checks
