@@ -744,3 +744,21 @@ def test_refusals_show_the_value_and_its_type() -> None:
     refused(
         ValueError, making(SchedulerConfig, max_num_seqs=Silent()), "a value that cannot be printed (Silent)"
     )
+    for fields in ({"max_num_seqs": 1.5}, {"watermark": "1"}, {"reserve_full_prompt": 1}):
+        ((name, value),) = fields.items()
+        kind = type(value).__name__
+        refused(ValueError, making(SchedulerConfig, **fields), name, f"got {value!r} of type {kind}")
+    for field in ("logprobs", "num_speculative_tokens"):
+        refused(
+            ValueError, making(SamplingParams, **{field: -1}), f"{field} (if not None) must be an int >= 0"
+        )
+    refused(
+        ValueError, making(SamplingParams, stop="x"), "stop must be a sequence of non-empty strings, got 'x'"
+    )
+
+
+def test_what_is_allowed_is_kept() -> None:
+    params = SamplingParams(stop=["a", "b"], logprobs=0, num_speculative_tokens=0)
+    assert (params.stop, params.logprobs, params.num_speculative_tokens) == (("a", "b"), 0, 0)
+    assert SchedulerConfig(max_num_queued_reqs=2**256 - 1).max_num_queued_reqs == 2**256 - 1
+    refused(ValueError, making(SchedulerConfig, max_num_queued_reqs=2**256), "an int beyond 256 bits")
