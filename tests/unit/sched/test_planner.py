@@ -110,3 +110,14 @@ def test_nobody_overtakes_a_victim_in_the_call_that_preempts_it() -> None:
     output = scheduler.schedule()
     assert (rows(output), output.preempted_request_ids) == ([("a", 4, 4)], ("c",))
     assert scheduler.free_blocks("a") == 1
+
+
+def test_nobody_overtakes_a_head_whose_chunk_is_floored_to_nothing() -> None:
+    """`a` leaves 2 tokens: none for `b`, whose chunks end at multiples of 4, but all that `c` has."""
+    scheduler = make(prefill_chunk_size=4, max_num_batched_tokens=6, chunk_alignment=4)
+    for name, prompt in (("a", 4), ("b", 8), ("c", 2)):
+        add(scheduler, name, prompt, 1)
+    output = scheduler.schedule()
+    assert rows(output) == [("a", 0, 4)]
+    complete(scheduler, output)
+    assert rows(scheduler.schedule()) == [("b", 0, 4), ("c", 0, 2)]
