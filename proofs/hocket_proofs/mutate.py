@@ -257,6 +257,9 @@ def judge(target: Target, outcome: Outcome, ledger: dict[Mutant, str]) -> list[s
     if share < target.least:
         wrong.append(f"{share:.1%} killed or explained, {target.least:.0%} are wanted")
         wrong += [f"unexplained: {m.function}: {m.before}  ->  {m.after}" for m in unknown]
+    # One reason would stand for both.
+    alike = [mutant for mutant, count in Counter(outcome.survivors).items() if count > 1]
+    wrong += [f"survives in two places: {m.function}: {m.before}  ->  {m.after}" for m in alike]
     survived = set(outcome.survivors)
     wrong += [f"explained, but killed: {m.function}: {m.after}" for m in ledger if m not in survived]
     return wrong

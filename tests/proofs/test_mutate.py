@@ -38,6 +38,12 @@ def test_an_explanation_of_what_does_not_survive_is_red() -> None:
     ]
 
 
+def test_survivors_that_look_alike_are_red() -> None:
+    assert judge(ALL, Outcome(9, (ONE, ONE), 0), {ONE: "equal"}) == [
+        "survives in two places: sched.kernel.f: return a < b  ->  return a <= b"
+    ]
+
+
 def test_an_unfinished_run_is_red() -> None:
     assert judge(ALL, Outcome(9, (), 3), {}) == ["3 mutants are left: run it again, it goes on"]
 
