@@ -12,6 +12,7 @@ from hocket import KVCacheConfig, KVGroupSpec, Request, SamplingParams, Schedule
 from hocket.core.checks import MAX_BITS, shown
 from hocket.core.speculative import agreed_tokens
 from hocket.runner.packed import validate_packed_prefill
+from tests.unit.runner.test_packed import SMALL_PACK
 
 ENDLESS = 10**5000
 CONFIG_INTS = [field.name for field in fields(SchedulerConfig) if type(field.default) is int]
@@ -94,18 +95,6 @@ def test_everything_else(case: str) -> None:
     refused(action, field)
 
 
-PACK: dict[str, Any] = {
-    "request_ids": ["a"],
-    "chunk_starts": [0],
-    "chunk_lens": [2],
-    "seq_lens": [2],
-    "query_start_loc": [0, 2],
-    "token_ids": [1, 2],
-    "block_tables": {"g": [[1]]},
-    "block_sizes": {"g": 4},
-}
-
-
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
@@ -121,5 +110,5 @@ PACK: dict[str, Any] = {
     ],
 )
 def test_packed_prefills(changes: dict[str, Any], field: str) -> None:
-    validate_packed_prefill(**PACK)
-    refused(lambda: validate_packed_prefill(**PACK | changes), "packed prefill: ", field)
+    validate_packed_prefill(**SMALL_PACK)
+    refused(lambda: validate_packed_prefill(**SMALL_PACK | changes), "packed prefill: ", field)

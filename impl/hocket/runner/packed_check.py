@@ -32,6 +32,7 @@ from hocket.runner.packed_rules import (
 )
 
 LEVELS = 4
+"""Levels of lists that are told apart; nothing that is asked for has more than two."""
 
 
 class PackedPrefillError(ValueError):

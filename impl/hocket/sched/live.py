@@ -34,13 +34,12 @@ class LiveRequest:
         "tables",
     )
 
-    # Set when the request starts to wait: blocks per pool that its whole replay needs at most. It asks for
-    # them at its admission and is promised them then.
+    # Set when the request starts to wait: blocks per pool that its whole replay needs at most.
     replay_promise: Vector
-    # Set at its admission: tokens of the replay; and with each row the step in which it last had one, for the
-    # least recently served go first.
+    # Set at its admission: what it is promised of them, until the replay has been dispatched; its tokens.
     promise: Vector
     replay_len: int
+    # Set with each row: the step in which it last had one. The least recently served go first.
     served: int
 
     def __init__(

@@ -112,11 +112,16 @@ def test_model_options():
     }
 
 
-@pytest.mark.parametrize("command", ["demo", "generate", "validate"])
-def test_the_help_says_how_far_a_flag_goes(command, capsys):
+def help_of(command, capsys):
+    """What `--help` prints, on one line."""
     with pytest.raises(SystemExit):
         main([command, "--help"])
-    said = " ".join(capsys.readouterr().out.split())
+    return " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("command", ["demo", "generate", "validate"])
+def test_the_help_says_how_far_a_flag_goes(command, capsys):
+    said = help_of(command, capsys)
     assert f"1 is synchronous, {MOST_IN_FLIGHT} the most (default: 2)" in said
     assert "not available yet, and refused" in said
     assert ("threads of the model, 512 at most" in said) == (command == "demo")
@@ -149,9 +154,7 @@ def test_a_knob_may_be_left_to_the_model():
 
 @pytest.mark.parametrize("command", ["demo", "generate", "validate"])
 def test_the_help_says_which_devices_there_are_and_that_none_stands_in_for_another(command, capsys):
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    said = " ".join(capsys.readouterr().out.split())
+    said = help_of(command, capsys)
     assert f"where the model runs: {', '.join([*DEVICES][:-1])} or {[*DEVICES][-1]}" in said
     assert "one that is not there is an error, no other is taken (default: cpu)" in said
 

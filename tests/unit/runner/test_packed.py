@@ -39,6 +39,18 @@ def good_pack() -> Pack:
     }
 
 
+SMALL_PACK: Pack = {
+    "request_ids": ["r7"],
+    "chunk_starts": [0],
+    "chunk_lens": [2],
+    "seq_lens": [2],
+    "query_start_loc": [0, 2],
+    "token_ids": [1, 2],
+    "block_tables": {"g": [[1]]},
+    "block_sizes": {"g": 4},
+}
+
+
 def refusal(pack: Pack) -> PackedPrefillError:
     with pytest.raises(ValueError, match=r"^packed prefill: ") as caught:
         validate_packed_prefill(**pack)
@@ -720,16 +732,6 @@ def _endless() -> list[Any]:
     ],
 )
 def test_things_that_only_look_like_integers_or_lists_are_refused(field: str, value: Any) -> None:
-    pack = {
-        "request_ids": ["r7"],
-        "chunk_starts": [0],
-        "chunk_lens": [2],
-        "seq_lens": [2],
-        "query_start_loc": [0, 2],
-        "token_ids": [1, 2],
-        "block_tables": {"g": [[1]]},
-        "block_sizes": {"g": 4},
-    }
-    validate_packed_prefill(**pack)
+    validate_packed_prefill(**SMALL_PACK)
     with pytest.raises(PackedPrefillError, match=rf"packed prefill: .*{field}"):
-        validate_packed_prefill(**(pack | {field: value}))
+        validate_packed_prefill(**(SMALL_PACK | {field: value}))
