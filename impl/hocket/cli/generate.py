@@ -87,7 +87,8 @@ def _prompts(args: argparse.Namespace) -> list[str]:
 def _read(name: str) -> str:
     """The file's text; - is standard input. `OSError` or `ValueError`, which names the file."""
     try:
-        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        # Bytes: in some locales the text of standard input hides what is not UTF-8.
+        return (sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()).decode()
     except UnicodeDecodeError as error:
         source = "standard input" if name == "-" else name
         raise ValueError(f"prompt_file {source}: not UTF-8: {error}") from error

@@ -98,6 +98,8 @@ def token_tuple(field: str, values: object, max_token_id: int = 2**31 - 1) -> tu
 
 def require_unique(field: str, names: Sequence[str]) -> None:
     """Raise `ValueError` if a name stands twice in `names`."""
-    for position, name in enumerate(names):
-        if name in names[:position]:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
             raise ValueError(f"{field} must be unique, got {shown(name)} twice")
+        seen.add(name)

@@ -77,17 +77,21 @@ def is_integer(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.timedelta64))
 
 
-def rank_of(value: object, levels: int = LEVELS) -> int:
+def rank_of(value: object) -> int:
     """Dimensions of an array or of nested lists, tuples and ranges (seen from first entries); 0 for others.
 
-    Lists are looked into for so many levels. A masked array has none: a masked entry has no value.
+    A masked array has none, nor has what holds one: a masked entry has no value.
     """
+    outer = 0
+    while outer < LEVELS and isinstance(value, (list, tuple, range)):
+        outer += 1
+        if not value:
+            return outer
+        value = value[0]
     ndim = getattr(value, "ndim", None)
-    if isinstance(ndim, int) and hasattr(value, "__len__"):
-        return 0 if isinstance(value, np.ma.MaskedArray) else ndim
-    if levels == 0 or not isinstance(value, (list, tuple, range)):
-        return 0
-    return 1 + rank_of(value[0], levels - 1) if value else 1
+    if not isinstance(ndim, int) or not hasattr(value, "__len__"):
+        return outer
+    return 0 if isinstance(value, np.ma.MaskedArray) else outer + ndim
 
 
 def refuse(problem: Problem, text: str, ids: Any = ()) -> NoReturn:

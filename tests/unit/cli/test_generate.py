@@ -40,7 +40,7 @@ def test_prompts_from_a_file_and_from_standard_input(capsys, tmp_path, monkeypat
     file.write_text(needle_prompt(200).text + "\n")
     assert main([*MODEL, "--prompt-file", str(file), "--stop", " | QUARTZ"]) == 0
     assert capsys.readouterr().out.startswith("ORBIT-7319 | MAPLE-6047\n")
-    monkeypatch.setattr("sys.stdin", io.StringIO(needle_prompt(200).text + "\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
     assert main([*MODEL, "--prompt-file", "-", "--max-tokens", "4"]) == 0
     assert capsys.readouterr().out.startswith("ORBIT-7319\n")
 
@@ -50,7 +50,8 @@ def test_prompts_that_are_no_text_name_where_they_came_from(capsys, tmp_path, mo
     file.write_bytes(b"fine\n\xff\n")
     assert main([*MODEL, "--prompt-file", str(file)]) == 2
     assert f"prompt_file {file}: not UTF-8: " in capsys.readouterr().err
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))
+    forgiving = io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8", errors="surrogateescape")
+    monkeypatch.setattr("sys.stdin", forgiving)
     assert main([*MODEL, "--prompt-file", "-"]) == 2
     assert "prompt_file standard input: not UTF-8: " in capsys.readouterr().err
     assert main([*MODEL, "--prompt", "fine", "--prompt", "no\udcff text"]) == 2
