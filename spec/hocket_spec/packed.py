@@ -57,13 +57,13 @@ def _clauses(pack: PackedMetadata) -> Found:
             yield from _table(pack, row, group)
 
 
-def _dimensions(value: object, outer: int = 0, most: int = 4) -> int:
+def _dimensions(value: object, outer: int = 0) -> int:
     """Arrays say it themselves; lists are judged by their first entries. Whatever holds a mask has none."""
     if hasattr(value, "__len__") and isinstance(getattr(value, "ndim", None), int):
         return 0 if hasattr(value, "mask") else outer + getattr(value, "ndim")  # noqa: B009 - `object` has none
-    if not isinstance(value, (list, tuple, range)) or outer == most:
+    if not isinstance(value, (list, tuple, range)) or outer == 4:
         return outer
-    return outer + 1 if len(value) == 0 else _dimensions(value[0], outer + 1, most)
+    return outer + 1 if len(value) == 0 else _dimensions(value[0], outer + 1)
 
 
 def _integral(value: object) -> bool:
